@@ -35,6 +35,12 @@ class BranchBase(GivesPieces):
         self.lock = branch.lock
         self._noted: dict[int, Attr] = {}  # entries of live directories, when those were copied up
 
+    def is_live(self, node: int) -> bool:
+        """Return True for a file of a route that is not frozen. Its ctime may be no more than a time of modification
+        that a program has set, as in a bucket."""
+        with self.lock:
+            return node < FIRST_OWN and self._lower.is_live(node)
+
     def is_unknown(self, node: int) -> bool:
         """Return True for a live file that was changed since the branch has last looked at it, if its bytes were not
         kept."""
@@ -142,7 +148,7 @@ def trees_of(
 
     view = BranchBase(branch)
     frozen_ns = min((route.time_ns for route in branch.routes if route.snapshot is not None), default=0)
-    base = MergeTree({ROOT: view}, volumes, branch.key_of, frozen_ns, view.is_unknown)
+    base = MergeTree({ROOT: view}, volumes, branch.key_of, frozen_ns, view.is_unknown, view.is_live)
     theirs = MergeTree(
         {ROOT: branch}, volumes, branch.key_of, has_own_names=branch.has_own_names, has_lost=branch.has_lost
     )

@@ -224,6 +224,7 @@ class MergeTree:
         key_of: gives keys; None where nodes of the volumes mean nothing in other trees.
         time_ns: when the tree was frozen, or what a branch is above; 0 for one that changes.
         is_unknown: says of a node that its bytes are not those that the tree had, which nobody has kept.
+        is_live: says of a node that others change it: no time tells whether they have (a program may set all of them).
         has_own_names: says of a directory's node that its names may be other ones than in the tree it is compared with.
         has_lost: says of a directory's node and a name that it was not removed there, though nothing is found by it.
     """
@@ -235,10 +236,12 @@ class MergeTree:
         key_of: KeyOf | None = None,
         time_ns: int = 0,
         is_unknown: Callable[[int], bool] = lambda node: False,
+        is_live: Callable[[int], bool] = lambda node: False,
         has_own_names: Callable[[int], bool] = lambda node: True,
         has_lost: Callable[[int, bytes], bool] = lambda node, name: False,
     ) -> None:
         self.is_unknown = is_unknown
+        self.is_live = is_live
         self.has_own_names = has_own_names
         self.has_lost = has_lost
         self.volumes = volumes
@@ -314,11 +317,16 @@ def _same_bytes(one: Item, other: Item) -> bool:
 
 def is_untouched(one: Item, other: Item) -> bool:
     """Return True if it is known without a read that two trees have the same file, with the same bytes and extended
-    attributes: every change of a file moves its ctime.
+    attributes: every change of a file moves its ctime, and its version, where trees have one.
 
     That holds for a ctime which is `RACY_NS` older than the older one of the trees: a file written both before and
     after a snapshot in one tick of the clock (1 to 10 ms) has one ctime in both, as git's index knows it ("racily
     clean")."""
     older_ns = min(filter(None, (one.tree.time_ns, other.tree.time_ns)), default=0)
     is_same = one.key == other.key is not None and one.fingerprint[:3] == other.fingerprint[:3]
-    return is_same and 0 < one.ctime_ns < older_ns - RACY_NS
+    if not is_same or not 0 < one.ctime_ns < older_ns - RACY_NS:
+        return False
+    has_versions = one.version and other.version  # a snapshot has none where the file of a volume keeps none
+    if has_versions and one.version != other.version:
+        return False
+    return not one.tree.is_live(one.node) and not other.tree.is_live(other.node)

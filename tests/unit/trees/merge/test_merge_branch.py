@@ -42,7 +42,9 @@ from test_merge_random import RENAMES, perform
 from together import together
 
 from fusebackend.backends.directory import nodes
-from fusebackend.protocol import RENAME_EXCHANGE, ROOT_NODE, AttrChanges, Volume
+from fusebackend.backends.directory import volume as volume_module
+from fusebackend.backends.memory import InMemoryVolume
+from fusebackend.protocol import RENAME_EXCHANGE, ROOT_NODE, Attr, AttrChanges, Volume
 from fusebackend.trees.merge import run as run_module
 from fusebackend.trees.merge import tree as tree_module
 from fusebackend.volumes import placing
@@ -186,6 +188,51 @@ def test_what_main_has_not_changed_is_not_read(branched: Any, kind: str, monkeyp
     monkeypatch.setattr(tree_module, "RACY_NS", -(10**18))
     assert [step.path for step in trees.plan().steps] == [b"a"]
     assert (b"a", trees.main) not in read
+
+
+def test_bytes_of_main_with_the_times_of_those_before_are_not_lost(branched: Any) -> None:
+    trees = branched("memory")
+    long_ago = AttrChanges(mtime_ns=10**9, ctime_ns=10**9)
+    trees.main.setattr(at(trees.main, b"a").node, long_ago)
+    trees.branches.delete(["b"])
+    trees.branches.create("b")
+    write(trees.branch, b"a", b"by the branch\n")
+    write(trees.main, b"a", b"A\n")
+    trees.main.setattr(at(trees.main, b"a").node, long_ago)
+    assert conflicts(trees.merge()) == {"/a": "changed in both"}
+    assert content(trees.main, at(trees.main, b"a")) == b"A\n"
+
+
+def test_times_of_a_live_route_beside_a_frozen_one_do_not_tell_what_main_has_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A listing of a bucket has no time but one that a program may set."""
+    of_status = nodes.attr_of
+
+    def listed(node: nodes.Node, status: os.stat_result) -> Attr:
+        attr = of_status(node, status)
+        attr.ctime_ns = attr.mtime_ns
+        return attr
+
+    monkeypatch.setattr(nodes, "attr_of", listed)
+    monkeypatch.setattr(volume_module, "attr_of", listed)
+    (tmp_path / "live").mkdir()
+    file = tmp_path / "live/a"
+
+    def put(text: str) -> None:
+        file.write_text(text)
+        os.utime(file, ns=(10**9, 10**9))
+
+    put("a\n")
+    with contextlib.ExitStack() as opened:
+        live = opened.enter_context(contextlib.closing(volume_module.DirectoryVolume(tmp_path / "live")))
+        main = opened.enter_context(contextlib.closing(InMemoryVolume()))
+        trees = Branched(str(tmp_path / "branches"), {"/": main, "/live": live})
+        opened.enter_context(contextlib.closing(trees))
+        write(trees.branch, b"live/a", b"by the branch\n")
+        put("A\n")
+        assert conflicts(trees.merge()) == {"/live/a": "changed in both"}
+        assert file.read_text() == "A\n"
 
 
 def test_names_that_come_and_go_meanwhile_are_no_changes_of_the_branch(
