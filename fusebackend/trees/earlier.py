@@ -140,7 +140,7 @@ class RecordedVolume(GivesPieces):
         return file
 
     def _known_file(self, record: Record, has_others: bool) -> PlannedFile | None:
-        """Return the file of a record, which may have another name now or have had one; None if nothing names it.
+        """Return the file of a record, where other names and other records may lead to it; None for one of its own.
 
         Args:
             has_others: it has had other names when it lost this one.
