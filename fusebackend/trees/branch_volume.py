@@ -20,11 +20,12 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import itertools
 import os
 import sqlite3
 import stat
-from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
@@ -72,6 +73,9 @@ BELOW: Final = "below:"
 COPY_BYTES: Final = 256 << 10
 COPY_NAMES: Final = 256
 """The mount's loop copies up no larger live file, and no live directory with so many names: that takes some ms."""
+
+COUNTED_CHUNKS: Final = 256
+"""So many chunks of a snapshot's file with holes are looked for when it is cut off: some ms on the mount's loop."""
 
 _TABLES: Final = (
     """CREATE TABLE origin (
@@ -837,7 +841,7 @@ class BranchVolume(SqliteVolume):
     def _reading_below(self, node: int) -> AbstractContextManager[tuple[Volume, int]]:
         """Give the volume and the node to read a file of the lower tree by, which may be open already."""
         handle = self._handles.get(node)
-        return self.lower.reading(node) if handle is None else contextlib.nullcontext(handle)
+        return self.lower.reading(node) if handle is None else nullcontext(handle)
 
     def _read_below(self, node: int, offset: int, size: int) -> bytes:
         with self._reading_below(node) as (volume, handle):
@@ -892,23 +896,42 @@ class BranchVolume(SqliteVolume):
     def _resize(self, inode: Inode, size: int) -> None:
         origin = self.origin_of(inode.node)
         is_cut = origin.limit is not None and size < origin.limit
-        below = self._blocks_below(origin, -(-size >> CHUNK_SHIFT)) if is_cut and size else 0
+        below, least = self._blocks_below(inode, size) if is_cut and size else (0, 0)
         super()._resize(inode, size)
         # The blocks that are given back there are those of the branch alone. The file below may count in another way.
-        inode.blocks = min(max(inode.blocks - below, 0), allocated_blocks(size))
+        inode.blocks = min(max(inode.blocks - below, least), allocated_blocks(size))
         if is_cut:
             origin.limit = size
             self._origin_changed(origin)
 
-    def _blocks_below(self, origin: BranchOrigin, first: int) -> int:
-        """Return the allocated blocks of chunks that shine through, from an index on."""
-        assert origin.limit is not None
-        blocks, index = 0, self._next_chunk_below(origin.node, first)
-        while index is not None:
-            if super()._chunk(origin.node, index) is None:
-                blocks += allocated_blocks(min(CHUNK_BYTES, origin.limit - (index << CHUNK_SHIFT)))
-            index = self._next_chunk_below(origin.node, index + 1)
-        return blocks
+    def _blocks_below(self, inode: Inode, size: int) -> tuple[int, int]:
+        """Return the allocated blocks of chunks that shine through behind a new end, and how many the file has at least
+        before that. No chunk is loaded, and a file without holes is not asked where they are: the result is exact. Of
+        others each chunk with data counts as full, and no more than `COUNTED_CHUNKS` of a snapshot."""
+        origin, first = self.origin_of(inode.node), -(-size >> CHUNK_SHIFT)
+        limit, start = origin.limit or 0, first << CHUNK_SHIFT
+        if start >= limit:
+            return 0, 0
+        last = (limit - 1) >> CHUNK_SHIFT
+        own = self._indices(inode.node, first, last)
+
+        def blocks_of(indices: Iterable[int]) -> int:
+            return sum(allocated_blocks(min(CHUNK_BYTES, limit - (index << CHUNK_SHIFT))) for index in indices)
+
+        reading = nullcontext((self, origin.base)) if origin.base else self._reading_below(inode.node)
+        with reading as (volume, handle):
+            attr = volume.getattr(handle)
+            if attr.blocks >= allocated_blocks(attr.size):
+                return allocated_blocks(limit) - allocated_blocks(start) - blocks_of(own), 0
+            if limit - start > COPY_BYTES:
+                will_wait()
+            if origin.base:
+                below = self._indices(origin.base, first, last)
+            else:
+                found = itertools.takewhile(lambda index: index <= last, _data_chunks(volume, handle, start))
+                below = set(itertools.islice(found, COUNTED_CHUNKS))
+        before = self._next_chunk(inode.node, 0)
+        return blocks_of(below - own), allocated_blocks(1) if before is not None and before < first else 0
 
     # -- storage: extended attributes --------------------------------------------------------------------------
 
@@ -966,6 +989,15 @@ def _pieces(volume: Volume, handle: int) -> Iterator[tuple[int, bytes]]:
     while offset is not None and (piece := volume.read(handle, offset, PIECE_BYTES)):
         yield offset, piece
         offset = volume.next_data(handle, offset + len(piece))
+
+
+def _data_chunks(volume: Volume, handle: int, start: int) -> Iterator[int]:
+    """Return the indices of the chunks of an open file that are no holes, from an offset on."""
+    offset = volume.next_data(handle, start)
+    while offset is not None:
+        index = offset >> CHUNK_SHIFT
+        yield index
+        offset = volume.next_data(handle, (index + 1) << CHUNK_SHIFT)
 
 
 def read_routes(path: str) -> list[BranchRoute]:

@@ -480,6 +480,16 @@ class SqliteTree(TreeVolume):
                 found.append(stored)
         return min(found, default=None)
 
+    def _indices(self, node: int, first: int, last: int) -> set[int]:
+        """Return which chunks a file has, from index `first` up to `last`. None is loaded."""
+        found = {index for holder, index in self._dirty.chunks if holder == node and first <= index <= last}
+        if node not in self._unstored:
+            cut = self._dirty.cuts.get(node, last + 1)
+            with sqlite_errors():
+                query = "SELECT idx FROM place WHERE node = ? AND idx >= ? AND idx <= ?"
+                found.update(row[0] for row in self._db.execute(query, (node, first, min(last, cut - 1))))
+        return found
+
     def _chunk_changed(self, node: int, index: int, chunk: Chunk) -> None:
         key = (node, index)
         if key not in self._unlogged.chunks:

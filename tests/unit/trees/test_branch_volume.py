@@ -20,7 +20,7 @@ from nodes import node_at, overwrite, put
 from profiles import examples
 
 from fusebackend.backends.directory.volume import DirectoryVolume
-from fusebackend.backends.memory import InMemoryVolume
+from fusebackend.backends.memory import InMemorySnapshot, InMemoryVolume
 from fusebackend.backends.sqlite import backend as sqlite
 from fusebackend.backends.sqlite import flusher, stored_tree
 from fusebackend.backends.sqlite.backend import SqliteVolume
@@ -30,6 +30,7 @@ from fusebackend.protocol import AttrChanges, Volume
 from fusebackend.testing.branches import BranchCases, BranchMachine, branch_over
 from fusebackend.trees import branch_volume
 from fusebackend.trees.branch_volume import BranchVolume
+from fusebackend.volumes.storage import CHUNK_BYTES, allocated_blocks
 
 SETTINGS = hypothesis.settings(max_examples=examples(40), stateful_step_count=60, deadline=None, database=None)
 FAILING = hypothesis.settings(SETTINGS, max_examples=examples(10))
@@ -207,6 +208,48 @@ def test_a_file_with_holes_that_is_cut_off_in_a_branch_counts_what_is_stored(tmp
         changes = AttrChanges(size=size)
         expected = model.setattr(node_at(model, "sparse"), changes).blocks
         assert [each.setattr(node_at(each, "sparse"), changes).blocks for each in branches] == [expected] * 3
+
+
+@pytest.mark.parametrize("kind", ["snapshot", "live"])
+@pytest.mark.parametrize("has_hole", [False, True])
+def test_a_large_file_is_cut_off_without_a_look_at_each_chunk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, has_hole: bool
+) -> None:
+    """With the branch's lock held, on the mount's loop: a GiB took more than a second."""
+    chunks, longest = 400, 50
+    (tmp_path / "files").mkdir()
+    with contextlib.ExitStack() as opened:
+        below: Volume = DirectoryVolume(tmp_path / "files") if kind == "live" else InMemoryVolume()
+        opened.enter_context(contextlib.closing(below))
+        node = put(below, b"large", b"data" * (CHUNK_BYTES // 4) * chunks)
+        if has_hole:
+            overwrite(below, node, (chunks + 1) * CHUNK_BYTES, b"end")
+        branch = opened.enter_context(contextlib.closing(branch_over(tmp_path / "branch.db", {ROOT: below})))
+        monkeypatch.setattr(branch_volume, "COUNTED_CHUNKS", longest)
+        node = node_at(branch, "large")
+        branch.write(node, 9 * CHUNK_BYTES, b"above")
+        calls: list[object] = []
+        for volume_type in (BranchVolume, InMemorySnapshot):
+            for name in ("_chunk", "_next_chunk"):
+                method = getattr(volume_type, name)
+                monkeypatch.setattr(
+                    volume_type, name, lambda *words, method=method: calls.append(words) or method(*words)
+                )
+        for size in (10 * CHUNK_BYTES, 3 * CHUNK_BYTES, CHUNK_BYTES, 1):
+            blocks = branch.setattr(node, AttrChanges(size=size)).blocks
+            assert blocks == allocated_blocks(size)
+        assert len(calls) < 4 * longest + 40
+
+
+def test_a_file_with_holes_whose_chunks_are_not_full_still_has_blocks_when_it_is_cut_off(tmp_path: Path) -> None:
+    """A program takes a file without blocks for one hole, and copies zeros."""
+    with contextlib.closing(InMemoryVolume()) as below:
+        node = put(below, b"sparse", b"data")
+        for number in range(1, 4):
+            overwrite(below, node, number << 20, b"data")
+        with contextlib.closing(branch_over(tmp_path / "branch.db", {ROOT: below})) as branch:
+            blocks = branch.setattr(node_at(branch, "sparse"), AttrChanges(size=1 << 20)).blocks
+            assert 0 < blocks <= allocated_blocks(1 << 20)
 
 
 def test_a_write_that_has_begun_completes_though_its_caller_cancels(tmp_path: Path) -> None:
