@@ -36,7 +36,7 @@ from fusebackend.backends.sqlite.flusher import Worker
 from fusebackend.backends.sqlite.old_rows import NewestRows
 from fusebackend.backends.sqlite.schema import connect_again, new_file
 from fusebackend.backends.sqlite.stored_tree import CACHE_INODES, DirtyBuffer, sqlite_errors
-from fusebackend.base import waiting
+from fusebackend.base import budget, waiting
 from fusebackend.base.durable import put_in_place, replace_file
 from fusebackend.base.errors import oserror, unless
 from fusebackend.base.paths import AgentPath, to_name, to_text
@@ -592,8 +592,11 @@ class BranchVolume(SqliteVolume):
         if inode.node >= FIRST_OWN:
             return
         copies = self.origin_of(inode.node).limit is None and self.lower.is_live(inode.node)
-        if copies and inode.size > COPY_BYTES:
-            will_wait()
+        if copies:
+            if inode.size > COPY_BYTES:
+                will_wait()
+            if budget.current().spent:
+                raise OSError(errno.ECANCELED, "Cancelled; nothing was changed")
         origin = self._copy_attributes(inode)
         if origin.limit is None:
             if copies:
@@ -983,8 +986,8 @@ def _copy_attributes(source: Attr, target: Inode) -> None:
 
 
 def _pieces(volume: Volume, handle: int) -> Iterator[tuple[int, bytes]]:
-    """Read an open file without its holes: offset and bytes. To the end, also when the caller's time is up: the change
-    that needs them has begun (`data_pieces` stops)."""
+    """Read an open file without its holes: offset and bytes. To the end, also when the caller's time is up meanwhile:
+    the change that needs them has begun (`data_pieces` stops)."""
     offset = volume.next_data(handle, 0)
     while offset is not None and (piece := volume.read(handle, offset, PIECE_BYTES)):
         yield offset, piece

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import shutil
 import sqlite3
@@ -28,6 +29,7 @@ from fusebackend.base import budget
 from fusebackend.base.paths import ROOT
 from fusebackend.protocol import AttrChanges, Volume
 from fusebackend.testing.branches import BranchCases, BranchMachine, branch_over
+from fusebackend.testing.posix.case import refused
 from fusebackend.trees import branch_volume
 from fusebackend.trees.branch_volume import BranchVolume
 from fusebackend.volumes.storage import CHUNK_BYTES, allocated_blocks
@@ -252,10 +254,27 @@ def test_a_file_with_holes_whose_chunks_are_not_full_still_has_blocks_when_it_is
             assert 0 < blocks <= allocated_blocks(1 << 20)
 
 
-def test_a_write_that_has_begun_completes_though_its_caller_cancels(tmp_path: Path) -> None:
-    """The first change of a live file copies its bytes up, and is as good as any other when it has begun."""
+def test_a_write_completes_when_its_caller_cancels_once_it_has_begun(tmp_path: Path) -> None:
+    """The first change of a live file copies its bytes up. It begins with the first one of them: a huge file would lock
+    the branch for nobody."""
     (tmp_path / "files").mkdir()
     (tmp_path / "files" / "file").write_bytes(b"below " * 20)
+    cancelled = budget.Cancellation()
+    with contextlib.ExitStack() as opened:
+        below = opened.enter_context(contextlib.closing(DirectoryVolume(tmp_path / "files")))
+        branch = opened.enter_context(contextlib.closing(branch_over(tmp_path / "branch.db", {ROOT: below})))
+        node = node_at(branch, "file")
+        with pytest.MonkeyPatch.context() as patched, budget.limited(None, cancelled):
+            read = below.read
+            patched.setattr(below, "read", lambda *words: cancelled.set() or read(*words))
+            branch.write(node, 0, b"above")
+            assert cancelled.is_set()
+        assert branch.read(node, 0, 200) == b"above " + b"below " * 19
+
+
+def test_a_write_that_is_cancelled_before_it_begins_copies_nothing_up(tmp_path: Path) -> None:
+    (tmp_path / "files").mkdir()
+    (tmp_path / "files" / "file").write_bytes(b"below")
     cancelled = budget.Cancellation()
     cancelled.set()
     with contextlib.ExitStack() as opened:
@@ -263,5 +282,7 @@ def test_a_write_that_has_begun_completes_though_its_caller_cancels(tmp_path: Pa
         branch = opened.enter_context(contextlib.closing(branch_over(tmp_path / "branch.db", {ROOT: below})))
         node = node_at(branch, "file")
         with budget.limited(None, cancelled):
-            branch.write(node, 0, b"above")
-        assert branch.read(node, 0, 200) == b"above " + b"below " * 19
+            refused(errno.ECANCELED, branch.write, node, 0, b"above")
+        assert not branch.has_own_bytes(node) and not branch.is_own(node)
+        branch.write(node, 0, b"above")
+        assert branch.read(node, 0, 200) == b"above"
