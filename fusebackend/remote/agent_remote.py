@@ -141,7 +141,7 @@ class AgentRemote(Remote):
             heads.append(Head(len(answer.content), digest_of(answer.content)))
             self._recent[path] = (now, answer.content)
         kept = sum(len(data) for _, data in self._recent.values())
-        while kept > PROBE_BYTES:
+        while self._recent and kept > PROBE_BYTES:  # other threads take some away meanwhile
             _, (_, data) = self._recent.popitem(last=False)
             kept -= len(data)
         return heads

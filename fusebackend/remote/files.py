@@ -379,13 +379,14 @@ class RemoteFiles:
     def store(self, entry: Entry) -> bool:
         """Store a buffer that was written to; passes the gate. Returns and raises as `upload`; what that has
         raised of a buffer that is gone is raised again."""
-        if entry.conflicted:
+        differs = False
+        if entry.dirty:
+            will_wait()
+            with self._gate.passing(), entry.lock:
+                differs = self.upload(entry)
+        if entry.conflicted:  # looked at last: another thread may just have found that out
             raise oserror(entry.error, entry.key)
-        if not entry.dirty:
-            return False
-        will_wait()
-        with self._gate.passing(), entry.lock:
-            return self.upload(entry)
+        return differs
 
     def store_all(self, entries: Iterable[Entry]) -> None:
         """Store those that are not stored, and let go of those that are not open. Each is tried; the first error is

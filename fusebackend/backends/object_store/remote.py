@@ -206,7 +206,8 @@ class Upload:
         """After an error: the object that is there, if this upload may have arrived all the same.
 
         A condition that failed may have failed because the same request, sent before, had succeeded. ESTALE when the
-        condition is lost for good: the object to be replaced is not there.
+        condition is lost for good: the object to be replaced is not there. Where it decides whether that is an earlier
+        upload of ours or a conflict, the answer is waited for, and none is an error.
         """
         import obstore
         from obstore.exceptions import BaseError
@@ -215,9 +216,18 @@ class Upload:
             raise oserror(errno.ESTALE, self.key) from None
         if isinstance(error, FileNotFoundError) or errno_of(error) in _CERTAINLY_NOT:
             return None
-        try:
+        decides = bool(self.tried) and errno_of(error) == errno.ESTALE
+
+        def ask() -> GetResult:
             return obstore.get(self.bucket.store, self.key, options={"head": True})
-        except (BaseError, FileNotFoundError):
+
+        try:
+            return patiently(ask) if decides else ask()
+        except FileNotFoundError:
+            return None
+        except BaseError:
+            if decides:
+                raise
             return None
 
 

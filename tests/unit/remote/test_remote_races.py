@@ -7,6 +7,7 @@ import errno
 import os
 import threading
 import time
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -14,6 +15,7 @@ import obstore
 import pytest
 from langgraph.store.memory import InMemoryStore
 from nodes import ME, node_at
+from obstore.exceptions import GenericError
 from obstore.store import MemoryStore
 from raising import raising
 from seed_backends import DuckBackend
@@ -22,6 +24,8 @@ from together import together
 from fusebackend.backends import ForeignVolume, StoreBackend
 from fusebackend.backends.object_store.remote import BucketRemote, Upload
 from fusebackend.protocol import ROOT_NODE, AttrChanges, Change
+from fusebackend.protocol.remote import Head
+from fusebackend.remote import agent_remote
 from fusebackend.remote import tree as tree_module
 from fusebackend.remote.entry import NEVER
 from fusebackend.remote.volume import RemoteVolume
@@ -267,3 +271,61 @@ def test_the_kernel_is_told_of_what_a_verb_stores_when_the_lock_is_free() -> Non
         assert not answered
     assert answered and all(answered)
     assert other.download_files(["/f"])[0].content == b"one\ntwo\nthree\n"
+
+
+def test_an_fsync_that_waits_while_what_was_written_is_lost_says_so() -> None:
+    store, volume = bucket({"a": b"A"})
+    node = volume.lookup(ROOT_NODE, b"a").node
+    volume.open(node, os.O_WRONLY)
+    volume.write(node, 0, b"ours")
+    obstore.put(store, "a", b"theirs")
+    with waiting(lambda: volume.fsync(node), volume, node) as ended:
+        refused(errno.ESTALE, volume._files.upload, volume._tree.entry(node))
+    assert ended == [errno.ESTALE]
+
+
+def test_sizes_are_told_though_another_thread_takes_away_what_was_kept_of_the_files(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Emptied(OrderedDict[str, Any]):
+        def values(self) -> Any:  # they are taken away when they have been counted
+            found = list(super().values())
+            self.clear()
+            return found
+
+    monkeypatch.setattr(agent_remote, "PROBE_BYTES", 10)
+    remote = duck({"/a": b"0123456789", "/b": b"0123456789"})[1].remote
+    monkeypatch.setattr(remote, "_recent", Emptied())
+    assert [head.size for head in remote.heads([("a", 1), ("b", 1)]) if isinstance(head, Head)] == [10, 10]
+
+
+def test_an_own_upload_is_known_though_the_service_refuses_to_say_what_is_there(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    store, volume = bucket({"a": b"A"})
+    put, get, faults = obstore.put, obstore.get, ["error sending request", "error sending request"]
+
+    def lossy(*args: Any, **options: Any) -> Any:
+        answer = put(*args, **options)
+        if faults:
+            raise GenericError(faults.pop())
+        return answer
+
+    def failing(*args: Any, **options: Any) -> Any:
+        if faults:
+            raise GenericError(faults.pop())
+        return get(*args, **options)
+
+    node = volume.lookup(ROOT_NODE, b"a").node
+    volume.open(node, os.O_WRONLY)
+    volume.write(node, 0, b"first")
+    with monkeypatch.context() as patched:
+        patched.setattr(obstore, "put", lossy)
+        patched.setattr(obstore, "get", failing)
+        refused(errno.EIO, volume.flush, node)  # it has arrived, and nobody says so
+        patched.setattr(obstore, "put", put)
+        faults.append("Server returned non-2xx status code: 503 Service Unavailable: <Code>SlowDown</Code>")
+        volume.write(node, 0, b"second")
+        volume.flush(node)
+        assert not faults
+    assert held(store) == {"a": b"second"}
