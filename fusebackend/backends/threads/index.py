@@ -510,7 +510,7 @@ class LineIndex:
             self._names = {paths.to_name(step.name) for step in self.steps}
             for place, moment in enumerate(self._lineage.moments(order[start:], whole=steps), start):
                 if place >= known:
-                    ts = moment.saved.ts if isinstance(moment.saved, Saved) else None
+                    ts = None if isinstance(moment.saved, Damaged) else moment.saved.ts
                     self.talk.add(moment.id, marks[moment.id], time_ns_of(moment.id, ts) or 0, sections=steps)
                 if steps:
                     self._add(moment)

@@ -19,6 +19,7 @@ from fusebackend.backends.threads.database.rows import (
     CheckpointMark,
     Damaged,
     Database,
+    Link,
     Place,
     Saved,
     Write,
@@ -93,7 +94,7 @@ class ChannelHistory:
         """Deleted checkpoints, by the ids of those whose values were read and follow from them."""
         self._database = database
         self._place = place
-        self._links: dict[str, Saved | Damaged] = {}
+        self._links: dict[str, Link | Damaged] = {}
         self._writes: dict[str, list[Write]] = {}
         self._before: Recent[str, Mapping[str, Any]] = Recent(REMEMBERED)  # values without the writes to a checkpoint
         self._next: str | None = None  # the next one, in order …
@@ -117,8 +118,10 @@ class ChannelHistory:
         """Take a checkpoint that was read as a whole, so that it is not read again."""
         if len(self._writes) >= REMEMBERED:
             self._writes.clear()
-        self._links = {saved.id: saved}  # only this one: each may hold a megabyte
-        self._writes[saved.id] = [write for write in writes if write.channel == self.channel.name]
+        name = self.channel.name
+        link = Link(saved.id, saved.parent, saved.ts, name in saved.versions, saved.values.get(name, NOTHING))
+        self._links = {saved.id: link}  # only this one: each may hold a megabyte
+        self._writes[saved.id] = [write for write in writes if write.channel == name]
 
     def expect(self, checkpoint: str) -> None:
         """This checkpoint is read next."""
@@ -132,9 +135,9 @@ class ChannelHistory:
                 self.read([checkpoint, *order[after : after + self._ahead - 1]])
         self._next = order[after] if after < len(order) else None
 
-    def read(self, checkpoints: Sequence[str]) -> Mapping[str, Saved | Damaged]:
+    def read(self, checkpoints: Sequence[str]) -> Mapping[str, Link | Damaged]:
         """Read these together, in place of what was read before."""
-        self._links = self._database.saved(self._place, checkpoints, self.channel.name)
+        self._links = self._database.links(self._place, checkpoints, self.channel.name)
         written = self._database.writes(self._place, checkpoints, self.channel.name)
         self._writes = {checkpoint: written.get(checkpoint, []) for checkpoint in checkpoints}
         return self._links
@@ -177,15 +180,14 @@ class ChannelHistory:
         written: list[str] = []  # of these, those to which the channel is known
         for link in self._ancestry(checkpoint):
             missing = link.parent
-            stored, is_versioned = link.values.get(self.channel.name, NOTHING), self.channel.name in link.versions
-            if stored is not NOTHING:
-                start, value = link.id, self.channel.whole(stored)
+            if link.stored is not NOTHING:
+                start, value = link.id, self.channel.whole(link.stored)
                 known[start], missing = value, None
                 break
-            if link.id == checkpoint and not is_versioned:
+            if link.id == checkpoint and not link.versioned:
                 return {}
             chain.append(link.id)
-            if is_versioned:
+            if link.versioned:
                 written.append(link.id)
             if link.parent is not None and link.parent in known:
                 start, value = link.parent, known[link.parent]
@@ -203,7 +205,7 @@ class ChannelHistory:
             start = found
         return value
 
-    def _ancestry(self, checkpoint: str) -> Iterator[Saved]:
+    def _ancestry(self, checkpoint: str) -> Iterator[Link]:
         """The checkpoint, then its parent, and so on to the root, or to one that is gone. Damaged."""
         met: set[str] = set()
         links, size = self._links, 1
@@ -213,7 +215,7 @@ class ChannelHistory:
                 order, size = self._order(), min(size * 2, MOST_AHEAD)
                 before = bisect.bisect_left(order, following)
                 wanted = [following, *order[max(0, before - size + 1) : before]]
-                links = self._database.saved(self._place, wanted, self.channel.name)
+                links = self._database.links(self._place, wanted, self.channel.name)
             link = links.get(following)
             if link is None:
                 return
@@ -233,10 +235,10 @@ class ChannelHistory:
 
 
 class Moment(NamedTuple):
-    """One checkpoint, and all writes to it. `saved` is the error where it can't be read."""
+    """One checkpoint, and all writes to it, or its messages alone. `saved` is the error where it can't be read."""
 
     id: str
-    saved: Saved | Damaged
+    saved: Saved | Link | Damaged
     writes: list[Write]
 
 
@@ -356,7 +358,7 @@ class Lineage:
 
     def _moment(self, checkpoint: str, writes: list[Write], *, is_newest: bool) -> Moment:
         try:
-            saved = self.database.one(self.place, checkpoint)
+            saved = self.database.saved(self.place, checkpoint)
         except Damaged as error:
             return Moment(checkpoint, error, writes)
         self._files.know(saved, writes)
@@ -401,7 +403,7 @@ class Lineage:
 
     def moment(self, checkpoint: str) -> tuple[Saved, list[Write]]:
         """A checkpoint, and the writes to it. Damaged; ENOENT."""
-        saved = self.database.one(self.place, checkpoint)
+        saved = self.database.saved(self.place, checkpoint)
         return saved, self.database.writes(self.place, [checkpoint]).get(checkpoint, [])
 
     @property

@@ -225,7 +225,7 @@ class Root(DirectoryNode):
         known = self._entries.get(name)
         if known is not None and not self.stale:
             return known
-        if self._tree.database.namespaces(thread):
+        if self._tree.database.has_thread(thread):
             return known or self._add(name, thread, self._tree.database.newest(Place(thread, "")))
         if known is not None:
             self._remove(name)

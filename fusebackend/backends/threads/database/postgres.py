@@ -18,8 +18,16 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from fusebackend.backends.threads.database.rows import News, Place
-from fusebackend.backends.threads.database.sql import LINE, Execute, SaverDialect, SaverTables
+from fusebackend.backends.threads.database.rows import NOTHING, Link, News, Place, Raw
+from fusebackend.backends.threads.database.sql import (
+    LINE,
+    LOST,
+    Execute,
+    SaverDialect,
+    SaverTables,
+    require_versions,
+    value_of,
+)
 from fusebackend.backends.threads.database.values import require
 from fusebackend.base.extras import needed_by
 from fusebackend.base.waiting import will_wait
@@ -42,18 +50,28 @@ def _placeholders(statement: str) -> str:
     return re.sub(r"(?<!:):(\w+)", r"%(\1)s", statement)
 
 
-_SAVED: Final = f"""
-SELECT c.checkpoint_id, c.parent_checkpoint_id, c.metadata, 'jsonb', c.checkpoint, b.channel, b.type, b.blob
-FROM checkpoints c LEFT JOIN LATERAL (
-    SELECT b.channel, b.type, b.blob
-    FROM jsonb_each_text(
-        CASE jsonb_typeof(c.checkpoint -> 'channel_versions') WHEN 'object' THEN c.checkpoint -> 'channel_versions' END
-    ) AS v(channel, version)
-    JOIN checkpoint_blobs b ON b.thread_id = :thread AND b.checkpoint_ns = :namespace
-        AND b.channel = v.channel AND b.version = v.version AND b.type <> 'empty'
-    WHERE v.channel = coalesce(:channel, v.channel)
-) b ON true
-WHERE {LINE} AND checkpoint_id = ANY(:checkpoints)
+_OF_LINE: Final = "c.thread_id = :thread AND c.checkpoint_ns = :namespace"
+
+_LINKS: Final = f"""
+SELECT c.checkpoint_id, c.parent_checkpoint_id, c.checkpoint ->> 'ts',
+    CASE jsonb_typeof(c.checkpoint -> 'channel_versions') WHEN 'object' THEN NULL
+        ELSE c.checkpoint -> 'channel_versions' END,
+    c.checkpoint -> 'channel_versions' ->> :channel,
+    c.checkpoint -> 'channel_values' -> :channel, c.checkpoint -> 'pruned' ? :channel, b.type, b.blob
+FROM checkpoints c LEFT JOIN checkpoint_blobs b
+ON b.thread_id = :thread AND b.checkpoint_ns = :namespace AND b.channel = :channel
+    AND b.version = c.checkpoint -> 'channel_versions' ->> :channel AND b.type <> 'empty'
+WHERE {_OF_LINE} AND c.checkpoint_id = ANY(:checkpoints)
+"""
+
+_VALUES_BESIDE: Final = f"""
+SELECT b.channel, b.type, b.blob
+FROM checkpoints c, jsonb_each_text(
+    CASE jsonb_typeof(c.checkpoint -> 'channel_versions') WHEN 'object' THEN c.checkpoint -> 'channel_versions' END
+) AS v(channel, version)
+JOIN checkpoint_blobs b ON b.thread_id = :thread AND b.checkpoint_ns = :namespace
+    AND b.channel = v.channel AND b.version = v.version AND b.type <> 'empty'
+WHERE {_OF_LINE} AND c.checkpoint_id = :checkpoint
 """
 
 
@@ -83,12 +101,13 @@ class PostgresDatabase(SaverTables):
         row="xmin::text",
         is_text="",
         among="checkpoint_id = ANY(:checkpoints)",
-        saved=_SAVED,
+        links=_LINKS,
         document="'jsonb', checkpoint",
         placeholders=_placeholders,
         size="pg_column_size({})",
         contains="position('{0}'::bytea IN {1}) > 0",
         changed="checkpoint = CAST(:document AS jsonb), metadata = CAST(:metadata AS jsonb)",
+        values_beside=_VALUES_BESIDE,
         sizes_beside="SELECT channel, version, CASE type WHEN 'empty' THEN 0 ELSE pg_column_size(blob) END "
         f"FROM checkpoint_blobs WHERE {LINE}",
         remove_beside=f"DELETE FROM checkpoint_blobs WHERE {LINE} AND channel = :channel AND version = :version",
@@ -137,6 +156,17 @@ class PostgresDatabase(SaverTables):
     def _current_snapshot(self) -> str:
         """The transactions that have ended: another snapshot after each commit."""
         return str(self._ask("SELECT pg_current_snapshot()::text")[0][0])
+
+    # -- contents ----------------------------------------------------------------------------------------------
+
+    def _link(self, row: Any, channel: str) -> Link:
+        """A checkpoint that is no mapping has no channels: its descendants are read past it."""
+        found, parent, ts, odd_versions, version, inline, is_lost, kind, blob = row
+        require_versions(found, odd_versions)
+        stored: Any = LOST if is_lost else NOTHING if inline is None else inline
+        if kind is not None:
+            stored = value_of(found, channel, Raw(kind, blob))
+        return Link(found, parent or None, ts, version is not None, stored)
 
     # -- writing -----------------------------------------------------------------------------------------------
 

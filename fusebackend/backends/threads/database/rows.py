@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import abc
 import datetime
-import errno
 import re
 import uuid
 from collections import Counter
@@ -21,7 +20,6 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, TypeAlias
 
-from fusebackend.base.errors import oserror
 from fusebackend.base.stamps import nanoseconds
 from fusebackend.remote.keyed import cut_name, name_of
 from fusebackend.volumes.damage import DamageLog
@@ -82,16 +80,26 @@ class Write(NamedTuple):
     """Grows with the time of the last change, among the writes of one checkpoint."""
 
 
+class Link(NamedTuple):
+    """A checkpoint on the way from one to the root, with one of its channels."""
+
+    id: str
+    parent: str | None
+    ts: str | None
+    versioned: bool
+    """The channel has a version: it has been written to before this checkpoint."""
+    stored: Any
+    """The channel's value where this checkpoint holds it, else `NOTHING`. Extension types are not unpacked."""
+
+
 class Saved(NamedTuple):
-    """A checkpoint."""
+    """All of one checkpoint. Extension types are not unpacked."""
 
     id: str
     parent: str | None
     ts: str | None
     values: Mapping[str, Any]
-    """The values of channels that it holds, or of the one that was asked for. Extension types are not unpacked."""
     versions: Mapping[str, Any]
-    """Of the channels that were written to before it."""
     seen: Mapping[str, Mapping[str, Any]]
     metadata: Mapping[str, Any]
 
@@ -188,6 +196,9 @@ class Database(abc.ABC):
         """Every thread, with the id of the newest checkpoint of its own line."""
 
     @abc.abstractmethod
+    def has_thread(self, thread: str) -> bool: ...
+
+    @abc.abstractmethod
     def namespaces(self, thread: str) -> list[str]:
         """The namespaces of a thread that have checkpoints."""
 
@@ -200,18 +211,13 @@ class Database(abc.ABC):
         """The id of the newest checkpoint."""
 
     @abc.abstractmethod
-    def saved(self, place: Place, checkpoints: Sequence[str], channel: str | None = None) -> dict[str, Saved | Damaged]:
-        """Those of these checkpoints that are there, by id, with the values of one channel or all; in place of an
-        unreadable one its error."""
+    def links(self, place: Place, checkpoints: Sequence[str], channel: str) -> dict[str, Link | Damaged]:
+        """Those of these checkpoints that are there, by id; in place of an unreadable one its error. Of a checkpoint no
+        more is fetched than its channel needs: a walk reads all of them, and some hold megabytes of other things."""
 
-    def one(self, place: Place, checkpoint: str) -> Saved:
+    @abc.abstractmethod
+    def saved(self, place: Place, checkpoint: str) -> Saved:
         """A checkpoint. Damaged; ENOENT."""
-        found = self.saved(place, [checkpoint]).get(checkpoint)
-        if found is None:
-            raise oserror(errno.ENOENT)
-        if isinstance(found, Damaged):
-            raise found
-        return found
 
     @abc.abstractmethod
     def writes(self, place: Place, checkpoints: Sequence[str], channel: str | None = None) -> dict[str, list[Write]]:

@@ -22,11 +22,13 @@ from contextlib import AbstractContextManager
 from typing import Any, Final
 
 from fusebackend.backends.threads.database.rows import (
+    NOTHING,
     Append,
     CheckpointMark,
     Damaged,
     Database,
     LeftOut,
+    Link,
     News,
     Place,
     Raw,
@@ -181,6 +183,9 @@ class SaverDatabase(Database):
     def threads(self) -> list[tuple[str, str | None]]:
         return [(thread, self.newest(Place(thread, ""))) for thread in {place.thread for place in self._found}]
 
+    def has_thread(self, thread: str) -> bool:
+        return any(place.thread == thread for place in self._found)
+
     def namespaces(self, thread: str) -> list[str]:
         return [place.namespace for place in self._found if place.thread == thread]
 
@@ -192,22 +197,36 @@ class SaverDatabase(Database):
 
     # -- contents ----------------------------------------------------------------------------------------------
 
-    def saved(self, place: Place, checkpoints: Sequence[str], channel: str | None = None) -> dict[str, Saved | Damaged]:
-        found: dict[str, Saved | Damaged] = {}
+    def links(self, place: Place, checkpoints: Sequence[str], channel: str) -> dict[str, Link | Damaged]:
+        found: dict[str, Link | Damaged] = {}
         for checkpoint in checkpoints:
             with contextlib.suppress(FileNotFoundError):
-                found[checkpoint] = self._saved(self._tuple(place, checkpoint), checkpoint, channel)
+                try:
+                    found[checkpoint] = self._link(self._tuple(place, checkpoint), checkpoint, channel)
+                except Damaged as error:
+                    found[checkpoint] = error
         return found
 
-    def _saved(self, item: Any, checkpoint: str, channel: str | None) -> Saved:
+    def _link(self, item: Any, checkpoint: str, channel: str) -> Link:
         document = item.checkpoint
         values, ts = document.get("channel_values") or {}, document.get("ts")
-        metadata = self._shown(dict(item.metadata or {}))
+        return Link(
+            checkpoint,
+            _parent_of(item),
+            ts if isinstance(ts, str) else None,
+            channel in (document.get("channel_versions") or {}),
+            loads(self._stored(values[channel])) if channel in values else NOTHING,
+        )
+
+    def saved(self, place: Place, checkpoint: str) -> Saved:
+        item = self._tuple(place, checkpoint)
+        document = item.checkpoint
+        ts, metadata = document.get("ts"), self._shown(dict(item.metadata or {}))
         return Saved(
             checkpoint,
             _parent_of(item),
             ts if isinstance(ts, str) else None,
-            {name: self._shown(value) for name, value in values.items() if channel is None or name == channel},
+            {name: self._shown(value) for name, value in (document.get("channel_values") or {}).items()},
             document.get("channel_versions") or {},
             document.get("versions_seen") or {},
             metadata if isinstance(metadata, Mapping) else {},

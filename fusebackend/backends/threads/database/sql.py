@@ -24,6 +24,7 @@ from fusebackend.backends.threads.database.rows import (
     Damaged,
     Database,
     LeftOut,
+    Link,
     Outline,
     Place,
     Portion,
@@ -32,6 +33,7 @@ from fusebackend.backends.threads.database.rows import (
     Write,
 )
 from fusebackend.backends.threads.database.values import IN_DOCUMENT, SNAPSHOT, Ext, joined, loads, parts_of
+from fusebackend.base.errors import oserror
 
 LINE: Final = "thread_id = :thread AND checkpoint_ns = :namespace"
 
@@ -56,9 +58,8 @@ class SaverDialect(NamedTuple):
     """A condition that leaves out rows whose column `{}` is no text."""
     among: str
     """The condition for several checkpoints."""
-    saved: str
-    """The statement for several checkpoints: id, parent, metadata, type and bytes; and channel, type and bytes of a
-    value that is kept apart. A checkpoint has a row for each of these, or one without. `:channel` is NULL for all."""
+    links: str
+    """The statement for the rows of `_link`, the id first, of several checkpoints and a channel."""
     document: str
     """The columns with the type and the bytes of a checkpoint."""
     placeholders: Callable[[str], str]
@@ -69,6 +70,8 @@ class SaverDialect(NamedTuple):
     """A condition that the bytes `{}` are in a column `{}`."""
     changed: str
     """What is set in a checkpoint's row, with `:document` and `:metadata`, so that its mark changes."""
+    values_beside: str = ""
+    """The statement for channel, type and bytes of a checkpoint's values that are kept apart, where any are."""
     sizes_beside: str = ""
     """The statement for channel, version and size of the values of a line that are kept apart, 0 for none, where any
     are; and the one that deletes a value."""
@@ -133,12 +136,18 @@ class Statements:
             )
             SELECT ns FROM found WHERE ns IS NOT NULL
         """)
+        self.thread = make("SELECT 1 FROM checkpoints WHERE thread_id = :thread LIMIT 1")
         self.newest = make(f"{newest} AND {LINE}")
         self.marks = make(f"SELECT checkpoint_id, {dialect.row} FROM checkpoints WHERE {LINE}")
         self.marks_of_writes = make(
             f"SELECT checkpoint_id, count(*), max({dialect.order}) {of_writes} GROUP BY checkpoint_id"
         )
-        self.saved = make(dialect.saved)
+        self.saved = make(
+            f"SELECT parent_checkpoint_id, metadata, {dialect.document} FROM checkpoints "
+            f"WHERE {LINE} AND checkpoint_id = :checkpoint"
+        )
+        self.values_beside = make(dialect.values_beside)
+        self.links = make(dialect.links)
         self.writes = make(f"{write} AND {dialect.among} AND channel = coalesce(:channel, channel)")
         self.writes_since = make(f"{write} AND checkpoint_id = :checkpoint AND {dialect.order} > :order")
         row_size = " + ".join(f"coalesce({dialect.size.format(column)}, 0)" for column in ("checkpoint", "metadata"))
@@ -246,6 +255,9 @@ class SaverTables(Database):
     def threads(self) -> list[tuple[str, str | None]]:
         return self._ask(self._sql.threads)
 
+    def has_thread(self, thread: str) -> bool:
+        return bool(self._ask(self._sql.thread, thread=thread))
+
     def namespaces(self, thread: str) -> list[str]:
         return [row[0] for row in self._ask(self._sql.namespaces, thread=thread)]
 
@@ -266,31 +278,38 @@ class SaverTables(Database):
 
     # -- contents ----------------------------------------------------------------------------------------------
 
-    def saved(self, place: Place, checkpoints: Sequence[str], channel: str | None = None) -> dict[str, Saved | Damaged]:
-        rows: dict[str, list[Any]] = {}
-        for row in self._ask_among(self._sql.saved, place, checkpoints, channel=channel):
-            rows.setdefault(row[0], []).append(row[1:])
-        found: dict[str, Saved | Damaged] = {}
-        for checkpoint, own in rows.items():
+    def links(self, place: Place, checkpoints: Sequence[str], channel: str) -> dict[str, Link | Damaged]:
+        found: dict[str, Link | Damaged] = {}
+        for row in self._ask_among(self._sql.links, place, checkpoints, channel=channel):
             try:
-                found[checkpoint] = self._saved(checkpoint, own, channel)
+                found[row[0]] = self._link(row, channel)
             except Damaged as error:
-                found[checkpoint] = error
+                found[row[0]] = error
         return found
 
-    def _saved(self, checkpoint: str, rows: Sequence[Any], channel: str | None) -> Saved:
-        """The checkpoint of these rows. Damaged."""
-        parent, metadata, kind, data, *_ = rows[0]
+    @abc.abstractmethod
+    def _link(self, row: Any, channel: str) -> Link:
+        """The link of a row of `SaverDialect.links`. Damaged."""
+
+    def saved(self, place: Place, checkpoint: str) -> Saved:
+        at = {**place._asdict(), "checkpoint": checkpoint}
+        rows = self._ask(self._sql.saved, **at)
+        if not rows:
+            raise oserror(errno.ENOENT)
+        parent, metadata, kind, data = rows[0]
         require_id(checkpoint, parent)
         document = document_of(checkpoint, kind, data)
-        ts, values = document.get("ts"), mapping(document, "channel_values")
-        beside = {name: _value_or_left_out(Raw(kind, blob)) for *_, name, kind, blob in rows if name is not None}
-        values = {**dict.fromkeys(document.get(PRUNED, ()), LOST), **values, **beside}
+        beside = self._ask(self._sql.values_beside, **at) if self._sql.values_beside else []
+        ts = document.get("ts")
         return Saved(
             checkpoint,
             parent or None,
             ts if isinstance(ts, str) else None,
-            values if channel is None else {name: value for name, value in values.items() if name == channel},
+            {
+                **dict.fromkeys(pruned_of(document), LOST),
+                **mapping(document, "channel_values"),
+                **{name: _value_or_left_out(checkpoint, name, Raw(kind, blob)) for name, kind, blob in beside},
+            },
             mapping(document, "channel_versions"),
             mapping(document, "versions_seen"),
             _metadata(metadata),
@@ -408,14 +427,14 @@ class SaverTables(Database):
         for _, metadata, kind, data, _ in execute(self._sql.outlined, **at):
             document = document_of(portion.id, kind, data)
             versions = mapping(document, "channel_versions")
-            lost = sorted({*document.get(PRUNED, ()), *versions} - set(left))
+            lost = sorted({*pruned_of(document), *versions} - set(left))
             parts = {
                 "channel_versions": {name: version for name, version in versions.items() if name in left},
                 "versions_seen": {},
                 PRUNED: lost,
             }
             stripped = _stripped(data, kind, left, parts)
-            following = next_nodes(self.one(place, portion.id))
+            following = next_nodes(self.saved(place, portion.id))
             about = json.dumps({**_metadata(metadata), PRUNED: lost, PRUNED_NEXT: following})
             execute(self._sql.strip, **at, document=stripped, metadata=about)
             for channel in portion.writes:
@@ -483,7 +502,20 @@ def document_of(checkpoint: str, kind: str | None, data: Any) -> Mapping[str, An
     for key in ("channel_values", "channel_versions"):
         if isinstance(part := found.get(key), LeftOut):
             raise Damaged(f"checkpoint {checkpoint}: '{key}': {part.reason}")
+    require_versions(checkpoint, found.get("channel_versions"))
     return found
+
+
+def require_versions(checkpoint: str, versions: object) -> None:
+    """Damaged: no channel would seem to have been written to."""
+    if not isinstance(versions, Mapping | None):
+        raise Damaged(f"checkpoint {checkpoint}: 'channel_versions' is {type(versions).__name__}, no mapping")
+
+
+def pruned_of(document: Mapping[str, Any]) -> list[str]:
+    """The channels that a checkpoint has lost."""
+    found = document.get(PRUNED)
+    return [name for name in found if isinstance(name, str)] if isinstance(found, list) else []
 
 
 def require_id(checkpoint: str, parent: object) -> None:
@@ -516,9 +548,17 @@ def _stripped(data: Any, kind: str, left: Collection[str], parts: Mapping[str, A
     return stripped.decode() if isinstance(data, str) else stripped
 
 
-def _value_or_left_out(raw: Raw) -> Any:
+def value_of(checkpoint: str, channel: str, raw: Raw) -> Any:
+    """A value that is kept apart. Damaged."""
     try:
         return loads(raw)
+    except Damaged as error:
+        raise Damaged(f"checkpoint {checkpoint}: '{channel}': {error}") from None
+
+
+def _value_or_left_out(checkpoint: str, channel: str, raw: Raw) -> Any:
+    try:
+        return value_of(checkpoint, channel, raw)
     except Damaged as error:
         return LeftOut(str(error))
 

@@ -7,7 +7,7 @@ import os
 import shutil
 import sqlite3
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import conversations
@@ -18,7 +18,7 @@ from test_threads_model import deltas
 from threadview import View
 
 from fusebackend.backends.threads import ThreadsBackend, index
-from fusebackend.backends.threads.database.rows import Damaged, Place, Saved
+from fusebackend.backends.threads.database.rows import Place, Saved
 from fusebackend.backends.threads.database.sql import SaverTables
 from fusebackend.testing.each import each
 
@@ -197,11 +197,9 @@ class Reads:
         self.count = 0
         whole = SaverTables.saved
 
-        def saved(
-            database: SaverTables, place: Place, checkpoints: Sequence[str], channel: str | None = None
-        ) -> dict[str, Saved | Damaged]:
-            self.count += len(checkpoints) if channel is None else 0
-            return whole(database, place, checkpoints, channel)
+        def saved(database: SaverTables, place: Place, checkpoint: str) -> Saved:
+            self.count += 1
+            return whole(database, place, checkpoint)
 
         monkeypatch.setattr(SaverTables, "saved", saved)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import shutil
 import sqlite3
 import subprocess
@@ -25,12 +26,14 @@ from eventually import eventually
 from for_each import for_each
 from graphs import say, thread, use, user, write
 from nodes import node_at
+from raising import raising
 from test_threads_model import deltas
 
 from fusebackend.backends import ThreadsBackend
 from fusebackend.backends.threads.database import values
 from fusebackend.backends.threads.database.postgres import PostgresDatabase
-from fusebackend.backends.threads.database.rows import NULL_TASK
+from fusebackend.backends.threads.database.rows import NULL_TASK, Place
+from fusebackend.protocol import ROOT_NODE
 from fusebackend.testing.each import each
 from fusebackend.urls import UrlError, open_backend
 
@@ -515,6 +518,92 @@ def test_one_odd_channel_says_so_and_hides_no_file_message_or_step(stored: Store
         assert text(backend, "/old/messages.jsonl") == expected[0]
 
 
+def rewrite_newest(stored: Stored, change: dict[str, Any] | list[int], before: int = 0) -> None:
+    """Change parts of the newest checkpoint, or of one before it; or put a list in its place."""
+    at = f"checkpoint_id = (SELECT checkpoint_id FROM checkpoints ORDER BY 1 DESC LIMIT 1 OFFSET {before})"
+    ask = f"SELECT checkpoint FROM checkpoints WHERE {at}"
+    if stored.kind == "postgres":
+        with psycopg.connect(stored.where) as connection:
+            ((document,),) = connection.execute(ask).fetchall()
+            written = json.dumps({**document, **change} if isinstance(change, dict) else change)
+            connection.execute(f"UPDATE checkpoints SET checkpoint = %s::jsonb WHERE {at}", (written,))
+        return
+    with contextlib.closing(sqlite3.connect(stored.where)) as connection:
+        ((data,),) = connection.execute(ask).fetchall()
+        written = {**msgspec.msgpack.decode(data), **change} if isinstance(change, dict) else change
+        connection.execute(f"UPDATE checkpoints SET checkpoint = ? WHERE {at}", (msgspec.msgpack.encode(written),))
+        connection.commit()
+
+
+@for_each("pruned", [None, 5, [["files"]], ["gone", 7]])
+def test_what_a_checkpoint_has_lost_is_a_list_of_names_or_nothing(stored: Stored, pruned: Any) -> None:
+    rewrite_newest(stored, {"pruned": pruned})
+    with stored.opened() as backend:
+        assert names(backend, "/old/head") == ["a.txt", "d.txt", "in.txt", "relative.md"]
+        lost = [
+            name for name, value in json.loads(text(backend, "/old/state.json"))["values"].items() if "error" in value
+        ]
+        assert lost == (["gone"] if pruned == ["gone", 7] else [])
+
+
+def test_a_checkpoint_whose_versions_are_no_mapping_is_not_shown_as_empty(stored: Stored) -> None:
+    rewrite_newest(stored, {"channel_versions": [1]})
+    with stored.opened() as backend:
+        for directory in ("/old/head", f"/old/history/{history(backend, '/old')[-1]}"):
+            assert names(backend, directory) == ["ERROR.txt"]
+            assert "'channel_versions' is list, no mapping" in text(backend, f"{directory}/ERROR.txt")
+        assert "'channel_versions' is list" in json.loads(text(backend, "/old/state.json"))["error"]
+        assert (
+            "'channel_versions' is list" in json.loads(text(backend, "/old/messages.jsonl").splitlines()[-1])["error"]
+        )
+
+
+def test_a_channel_is_read_without_all_else_of_its_checkpoints_and_a_whole_one_once(
+    stored: Stored, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Metadata may have megabytes, and a walk reads all links of a line."""
+    metadata = json.dumps({"step": 1, "mark": "METADATA"})
+    if stored.kind == "postgres":
+        with psycopg.connect(stored.where) as connection:
+            connection.execute("UPDATE checkpoints SET metadata = %s::jsonb", (metadata,))
+    else:
+        with changed(stored.where, "UPDATE checkpoints SET metadata = ?", values=(metadata.encode(),)):
+            pass
+    with stored.opened() as backend:
+        database = backend.volume._database  # type: ignore[attr-defined]
+        place, rows = Place("old", ""), []
+        checkpoints = sorted(database.marks(place))
+
+        def recorded(real: Callable[..., Any]) -> Callable[..., Any]:
+            def asked(*arguments: Any, **values: Any) -> Any:
+                found = real(*arguments, **values)
+                rows.append(repr(found))
+                return found
+
+            return asked
+
+        for word in ("_ask", "_ask_among"):
+            monkeypatch.setattr(database, word, recorded(getattr(database, word)))
+        assert len(database.links(place, checkpoints, "files")) == len(checkpoints) > 3
+        assert not any("METADATA" in row for row in rows)
+        if stored.kind == "postgres":
+            assert not any("versions_seen" in row for row in rows)
+        rows.clear()
+        saved = database.saved(place, checkpoints[-1])
+        assert saved.metadata["mark"] == "METADATA" and {"files", "messages"} <= saved.values.keys()
+        assert "".join(rows).count("METADATA") == 1
+
+
+def test_a_thread_is_looked_up_without_its_namespaces(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """There may be thousands. Those that are no text are not shown, but the thread is."""
+    with changed(path, "UPDATE checkpoints SET checkpoint_ns = x'00'") as backend:
+        monkeypatch.setattr(backend.volume._database, "namespaces", raising(AssertionError("asked")))  # type: ignore[attr-defined]
+        assert backend.volume.lookup(ROOT_NODE, b"plain").node
+    with ThreadsBackend.from_sqlite(path) as backend:
+        assert names(backend, "/") == ["plain"]
+        assert names(backend, "/plain")
+
+
 def test_a_checkpoint_that_is_its_own_parent_ends_its_ancestry(stored: Stored) -> None:
     with threadcases.bench(stored.kind, stored.where) as b:
         threadcases.plain(b.saver)
@@ -570,6 +659,26 @@ def test_a_server_without_the_tables_or_not_there(postgres_dsn: str) -> None:
         with pytest.raises(UrlError, match=words) as caught:
             open_backend(f"threads+postgres:{place}")
         assert "hunter2" not in str(caught.value)
+
+
+def test_a_checkpoint_that_is_no_mapping_hides_none_that_follow_from_it(postgres_dsn: str) -> None:
+    with graphs.postgres_saver(postgres_dsn) as saver:
+        threadcases.plain(saver)
+    rewrite_newest(Stored("postgres", postgres_dsn), [1], before=2)
+    with ThreadsBackend.from_postgres(postgres_dsn, cache=False) as backend:
+        newest = history(backend, "/plain")[-1]
+        for directory in ("/plain/head", f"/plain/history/{newest}"):
+            assert names(backend, directory) == ["a.txt", "c.txt", "second.txt"]
+
+
+def test_an_error_of_a_value_that_is_kept_apart_names_its_checkpoint(postgres_dsn: str) -> None:
+    with graphs.postgres_saver(postgres_dsn) as saver:
+        threadcases.old(saver)
+    with psycopg.connect(postgres_dsn) as connection:
+        connection.execute("UPDATE checkpoint_blobs SET blob = '\\xc1' WHERE channel = 'updates' AND type = 'msgpack'")
+    with ThreadsBackend.from_postgres(postgres_dsn, cache=False) as backend:
+        error = json.loads(text(backend, "/old/state.json"))["values"]["updates"]["error"]
+        assert re.search("checkpoint 1f[0-9a-f-]{34}: 'updates': not valid MessagePack", error)
 
 
 def test_a_snapshot_whose_blob_is_gone_is_told(postgres_dsn: str) -> None:

@@ -462,7 +462,7 @@ def test_no_statement_keeps_a_writer_out_for_long(
     place = Place("one", "")
     checkpoints = sorted(opened.marks(place))
     monkeypatch.setattr(opened, "_ask", one)
-    assert len(opened.saved(place, checkpoints, "files")) == len(checkpoints) > 1
+    assert len(opened.links(place, checkpoints, "files")) == len(checkpoints) > 1
 
 
 def test_checkpoints_are_read_in_a_thread(tmp_path: Path) -> None:

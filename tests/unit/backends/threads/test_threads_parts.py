@@ -403,7 +403,7 @@ def test_nodes_that_wait_for_several_others(tmp_path: Any) -> None:
         agent.invoke({"x": 1}, graphs.thread("t"))
         ids = graphs.checkpoint_ids(agent, graphs.thread("t"))
         with contextlib.closing(SqliteDatabase(str(tmp_path / "t.db"))) as database:
-            found = [next_nodes(database.one(Place("t", ""), checkpoint)) for checkpoint in ids]
+            found = [next_nodes(database.saved(Place("t", ""), checkpoint)) for checkpoint in ids]
     assert found == [("__start__",), ("a", "b"), ("c",), ()]
 
 

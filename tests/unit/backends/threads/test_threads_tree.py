@@ -320,13 +320,9 @@ def test_a_search_of_many_threads_reads_no_history(tmp_path: Path, monkeypatch: 
         asked: list[Any] = []
         newest: list[Any] = []
         database = backend.volume._database  # type: ignore[attr-defined]
-        saved = database.saved
-
-        def counted(place: Any, checkpoints: Any, channel: str | None = None) -> Any:
-            (newest if channel is None else asked).extend(checkpoints)
-            return saved(place, checkpoints, channel)
-
-        monkeypatch.setattr(database, "saved", counted)
+        saved, links = database.saved, database.links
+        monkeypatch.setattr(database, "saved", lambda *arguments: newest.append(arguments) or saved(*arguments))
+        monkeypatch.setattr(database, "links", lambda *arguments: asked.extend(arguments[1]) or links(*arguments))
         assert len(found(backend.grep("version", glob="*.md"))) == 20 * 20
         assert len(asked) <= 20 * 2 * 2  # of two channels, the newest checkpoint and the one before
         assert len(newest) <= 20
