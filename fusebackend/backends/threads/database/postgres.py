@@ -53,10 +53,7 @@ def _placeholders(statement: str) -> str:
 _OF_LINE: Final = "c.thread_id = :thread AND c.checkpoint_ns = :namespace"
 
 _LINKS: Final = f"""
-SELECT c.checkpoint_id, c.parent_checkpoint_id, c.checkpoint ->> 'ts',
-    CASE jsonb_typeof(c.checkpoint -> 'channel_versions') WHEN 'object' THEN NULL
-        ELSE c.checkpoint -> 'channel_versions' END,
-    c.checkpoint -> 'channel_versions' ->> :channel,
+SELECT c.checkpoint_id, c.parent_checkpoint_id, c.checkpoint ->> 'ts', c.checkpoint -> 'channel_versions',
     c.checkpoint -> 'channel_values' -> :channel, c.checkpoint -> 'pruned' ? :channel, b.type, b.blob
 FROM checkpoints c LEFT JOIN checkpoint_blobs b
 ON b.thread_id = :thread AND b.checkpoint_ns = :namespace AND b.channel = :channel
@@ -161,12 +158,12 @@ class PostgresDatabase(SaverTables):
 
     def _link(self, row: Any, channel: str) -> Link:
         """A checkpoint that is no mapping has no channels: its descendants are read past it."""
-        found, parent, ts, odd_versions, version, inline, is_lost, kind, blob = row
-        require_versions(found, odd_versions)
+        found, parent, ts, versions, inline, is_lost, kind, blob = row
+        require_versions(found, versions)
         stored: Any = LOST if is_lost else NOTHING if inline is None else inline
         if kind is not None:
             stored = value_of(found, channel, Raw(kind, blob))
-        return Link(found, parent or None, ts, version is not None, stored)
+        return Link(found, parent or None, ts, channel in (versions or ()), stored)
 
     # -- writing -----------------------------------------------------------------------------------------------
 
