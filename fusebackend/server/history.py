@@ -37,10 +37,10 @@ from fusebackend.protocol import (
 from fusebackend.protocol.records import FILE_TYPES
 from fusebackend.protocol.served import NOT_HELD, DiffForm
 from fusebackend.trees import diff_output
-from fusebackend.trees.base_tree import BaseTree
 from fusebackend.trees.branch_volume import BranchVolume
 from fusebackend.trees.diff import Differences, differences
 from fusebackend.trees.earlier import EarlierVolume, PastMoment, sides
+from fusebackend.trees.lower_tree import BaseTree
 from fusebackend.trees.refs import Ref, begin_ns
 from fusebackend.volumes.placing import NodeSource, Source, whole
 from fusebackend.volumes.walk import resolve

@@ -7,8 +7,7 @@ composed.py          `ComposedTree`: volumes of several routes as one tree
 branches.py          `Branches`: the branches of a mount
 checkouts.py         `Checkouts`: branches in plain directories
 branch_volume.py     `BranchVolume`: a branch as a volume: its changes above a lower tree
-lower_tree.py        `LowerTree`: the tree below a branch
-base_tree.py         `BaseTree`: that of a branch which began with a state before the present
+lower_tree.py        `LowerTree`: the tree below a branch; `BaseTree`: where it began with a state before the present
 refs.py              the states that a REF of the command line names: a snapshot, a time, `main`
 diff.py              the differences of two trees
 diff_output.py       differences as a git patch, `--stat`, `--name-status`, JSON

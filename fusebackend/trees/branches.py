@@ -24,10 +24,9 @@ from fusebackend.base.durable import put_in_place
 from fusebackend.base.paths import ROOT, AgentPath, to_text
 from fusebackend.base.stamps import APART_NS, nanoseconds
 from fusebackend.protocol import NAME_MAX_BYTES, BranchInfo, SnapshotVolume, Volume
-from fusebackend.trees.base_tree import BaseTree
 from fusebackend.trees.branch_volume import UNFINISHED, BranchRoute, BranchVolume, read_routes
 from fusebackend.trees.composed import Places
-from fusebackend.trees.lower_tree import LowerTree
+from fusebackend.trees.lower_tree import BaseTree, LowerTree
 from fusebackend.trees.refs import Ref, Refs
 from fusebackend.trees.snapshots import AUTOMATIC, Snapshots, check_name, require_there
 
@@ -38,7 +37,7 @@ log = logging.getLogger(__name__)
 
 SUFFIX: Final = ".db"
 BASE: Final = ".base"
-"""The end of the name of the file with the state before the present that a branch began with: `base_tree.py`."""
+"""The end of the name of the file with the state before the present that a branch began with: `BaseTree`."""
 
 _BESIDE: Final = ("", "-wal", "-shm")
 """The files of a branch, and of its base."""

@@ -34,9 +34,9 @@ from fusebackend.testing.by_path import (
     walk,
     write,
 )
+from fusebackend.trees.merge.merges import trees_of
 from fusebackend.trees.merge.plan import MergePlan, Side, plan
 from fusebackend.trees.merge.run import Merge, Outcome, keep_sources
-from fusebackend.trees.merge.sides import trees_of
 from fusebackend.trees.merge.tree import Item, MergeTree
 from fusebackend.volumes import placing
 

@@ -25,8 +25,7 @@ from fusebackend.composite.backend import CompositeBackend
 from fusebackend.trees import branch_volume
 from fusebackend.trees.branch_volume import BranchVolume
 from fusebackend.trees.branches import Branches
-from fusebackend.trees.merge.records import MergeRecords
-from fusebackend.trees.merge.run import Journal
+from fusebackend.trees.merge.run import Journal, MergeRecords
 from fusebackend.trees.restore import Restores
 from fusebackend.trees.snapshots import Snapshots
 
