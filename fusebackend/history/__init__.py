@@ -6,14 +6,13 @@ history_file.py `HistoryFile`: all of them, in an SQLite file of the server
 masking.py      commands without their secrets; `LogOptions`
 events.py       the table of events, which only grows, and its hash chain
 images.py       `Images`: the bytes of files before a change
-processes.py    `Processes`: the process that a FUSE request comes from
-calls.py        `Calls`: the call that a change belongs to
-recorder.py     `Recorder`: records changes, those of the kernel by a listener at the door
-unmade.py       `drop_unmade`: records of changes that a killed server has not made
+calls.py        `Calls`: the call that a change belongs to; `Processes`: the process that a FUSE request comes from
+recorder.py     `Recorder`: records changes, those of the kernel by a listener at the door; `drop_unmade`: those that a
+                killed server has not made
 steps.py        `Steps`: records what a verb changes
 blame.py        the call that left a line as it is
 undo.py         `Undo`: takes calls back
 overlaps.py     `overlapping`: which records of others are in the way of an undo
-planned_tree.py `PlannedTree`: the tree of a route with changes that are not made
-undo_plan.py    `UndoPlan`: the steps of an undo, and why one is refused
+undo_plan.py    `UndoPlan`: the steps of an undo, and why one is refused; `PlannedTree`: a route's tree with changes
+                in it that are not made
 """

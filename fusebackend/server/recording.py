@@ -19,9 +19,8 @@ from fusebackend.base.paths import AgentPath, join
 from fusebackend.history.history_file import FILE_NAME, HistoryFile
 from fusebackend.history.images import Images
 from fusebackend.history.masking import LogOptions
-from fusebackend.history.recorder import Recorder
+from fusebackend.history.recorder import Recorder, drop_lost, drop_unmade
 from fusebackend.history.steps import Steps
-from fusebackend.history.unmade import drop_lost, drop_unmade
 from fusebackend.protocol import SnapshotVolume
 from fusebackend.trees.automatic import AutomaticSnapshots, is_automatic, name_at
 from fusebackend.trees.branch_volume import BranchVolume

@@ -1,7 +1,7 @@
 """States before the present, from the live routes and the records of the history: they are taken back in memory.
 
 `EarlierVolume` is a route at a moment, such as the begin of a call: all that was changed since, by anybody, is taken
-back (`history/planned_tree.py`). What no record names is the live file itself, with its own node. So it needs no
+back (`history/undo_plan.py`). What no record names is the live file itself, with its own node. So it needs no
 snapshot, and works on every route whose changes are recorded.
 
 It never guesses. A file can be listed, but not read, if its bytes are lost, or if it was changed after the moment and
@@ -31,8 +31,8 @@ from fusebackend.base.paths import AgentPath, mount_path
 from fusebackend.base.relative_paths import above, is_below, split
 from fusebackend.base.stamps import TICK_NS
 from fusebackend.history.history_file import HistoryFile
-from fusebackend.history.planned_tree import PlannedFile, PlannedName, PlannedTree
 from fusebackend.history.records import Record
+from fusebackend.history.undo_plan import PlannedFile, PlannedName, PlannedTree
 from fusebackend.protocol import MAX_NODE, ROOT_NODE, Attr, Features, SnapshotVolume, Volume
 from fusebackend.trees.merge.tree import MergeTree
 from fusebackend.volumes.frozen import GivesPieces

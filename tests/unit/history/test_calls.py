@@ -16,12 +16,11 @@ from for_each import for_each
 from together import together
 
 from fusebackend.base.paths import ROOT
+from fusebackend.history import calls as module
 from fusebackend.history import masking
-from fusebackend.history import processes as module
-from fusebackend.history.calls import QUIET_S, Calls
+from fusebackend.history.calls import QUIET_S, Calls, Process, Processes, ancestors, process_of
 from fusebackend.history.history_file import HistoryFile
 from fusebackend.history.masking import LogOptions, kept, masked
-from fusebackend.history.processes import Process, Processes, ancestors, read
 from fusebackend.protocol import Actor, acting
 from fusebackend.testing.each import each
 from fusebackend.vfs.calls import request
@@ -99,7 +98,7 @@ def test_processes_that_are_not_known_are_taken_for_no_other(calls):
 
 
 def test_a_request_is_by_its_thread_or_on_behalf_of_the_opener(calls):
-    own = read(os.getpid())
+    own = process_of(os.getpid())
     asked = request.Request("write", thread=threading.get_native_id(), uid=own.uid)
     opener = asked._replace(author=calls.author(asked))
     assert opener.author == own
@@ -241,10 +240,10 @@ def test_this_process_by_any_of_its_threads(processes):
 def test_another_process(processes):
     child = sleeping(session=True)
     try:
-        eventually(lambda: read(child.pid).command == "sleep 60", 10)  # execve(2) sets the name before the words
+        eventually(lambda: process_of(child.pid).command == "sleep 60", 10)  # execve(2) sets the name before the words
         process = processes.of(child.pid)
         assert (process.session, process.command) == (child.pid, "sleep 60")
-        assert (os.getpid(), read(os.getpid()).began) in list(ancestors(process))
+        assert (os.getpid(), process_of(os.getpid()).began) in list(ancestors(process))
     finally:
         end(child)
     assert processes.of(child.pid) is None
@@ -260,7 +259,7 @@ def test_an_id_that_is_given_again_is_another_process(processes, monkeypatch):
     first = processes.of(child.pid)
     end(child)
     other = first._replace(began=first.began + 1)
-    monkeypatch.setattr(module, "read", lambda thread: other)
+    monkeypatch.setattr(module, "process_of", lambda thread: other)
     assert processes.of(child.pid) is not first  # it is asked for again, not taken from what was kept
 
 

@@ -19,7 +19,7 @@ from replayed import Replay, shown, tree_of
 
 from fusebackend.backends import SqliteBackend
 from fusebackend.base.paths import ROOT, AgentPath
-from fusebackend.history.unmade import drop_unmade
+from fusebackend.history.recorder import drop_unmade
 from fusebackend.protocol import Actor
 
 
