@@ -53,6 +53,9 @@ START_TIMEOUT_S = 60.0
 END_TIMEOUT_S = 5.0
 """For a server that is asked to end while it starts."""
 
+ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+"""Signals that end a server."""
+
 MAX_LOG_BYTES = 10 << 20
 """A log longer than this is put aside as `.1` when a server starts."""
 
@@ -111,7 +114,6 @@ def serve(plan: MountPlan, on_ready: Callable[[Sequence[str]], None]) -> None:
 def _signals_end(live: LiveMount) -> Iterator[None]:
     """Have signals end what is served in the block, whenever they come: also before its loop, and after it, while
     everything is stored. There the default action of a SIGTERM after an unmount lost what was not stored yet."""
-    from fusebackend.server.unmounted import ENDING
 
     def end(number: int, frame: object) -> None:
         live.stop()

@@ -302,10 +302,8 @@ def _download_files(call: RunningCall, asked: Any) -> Any:
 
 @_socket_verb(("pieces",), content=(bytes | None, None), staged=(str | None, None))
 def _append(call: RunningCall, asked: Any) -> None:
-    if asked.content is not None:
-        with io.BytesIO(asked.content) as content:
-            return call.backend.append_from(asked.path, content)
-    file = call.connection.staging.take_file(asked.staged)
+    staging = call.connection.staging
+    file = staging.take_file(asked.staged) if asked.content is None else io.BytesIO(asked.content)
     if file is None:
         raise ValueError("neither content nor anything staged under this token")
     with file:

@@ -5,8 +5,8 @@ dropped. So a change by others during the verb has a later record than the verb'
 conflict. Verbs that name the same path wait for each other.
 
 What a verb makes and renames is recorded from the `Change`s by which volumes with snapshots, and branches, report it:
-with the lock held, or in the transaction (`_Made.rows`). Nobody sees it before, and no commit has it: another process's
-fsync made it durable without its record in 1 of 10 kills. Elsewhere new names are found by comparing, too.
+with the lock held, or in the transaction (`_Recorded.rows`). Nobody sees it before, and no commit has it: another
+process's fsync made it durable without its record in 1 of 10 kills. Elsewhere new names are found by comparing, too.
 
 The calls of verbs to a volume do not pass its `Door`. The listener of the history takes a snapshot before a change, for
 which the transaction of a verb on `postgres:` would wait for itself; foreign backends, moves between routes under a
@@ -64,14 +64,13 @@ _Key: TypeAlias = tuple[RecordKind, Route, AgentPath]
 """Kind, route and path of a record."""
 
 
-class _Made:
-    """The records of what a verb makes and renames. What it replaces and removes is recorded before.
+class _Recorded:
+    """The records of one verb: what it replaces and removes, from before it, and what it makes and renames.
 
     A volume with snapshots, or a branch, tells what it has made, by `Change`s, in the transaction or under the lock
-    (`rows`). Elsewhere the names are compared when the verb is over (`created`, `renamed`).
+    (`rows`). Elsewhere the names are compared when the verb is over (`_created`, `_renamed`).
 
     Args:
-        before: the paths of the verb.
         recording: logs what fails in a block.
     """
 
@@ -79,22 +78,80 @@ class _Made:
         self,
         recorder: Recorder,
         call: OpenCall,
-        before: Sequence[_Before],
         recording: Callable[[], contextlib.AbstractContextManager[None]],
     ) -> None:
         self._recorder = recorder
         self._call = call
-        self._before = before
-        self._is_rename = len(before) == 2 and before[0].how == "rename"
         self._recording = recording
-        routes = [each.route for each in before]
-        self._telling = {id(each.volume.kept_by): each for each in routes if isinstance(each.volume, SnapshotVolume)}
+        self._before: list[_Before] = []
         self._began = recorder.history.last
         self._noted: dict[_Key, Entry] = {}
         self._pending: list[_Key] = []  # in the transaction that goes on
 
+    # -- before ----------------------------------------------------------------------------------------------------
+
+    def look(self, how: How, route: Route, path: AgentPath) -> None:
+        """Keep and record what is at a path of the verb."""
+        try:
+            self._before.append(route.executor.run("stat", partial(self._found, how, route, route.inner(path))))
+        except PathError:
+            return
+        except OSError as error:
+            if error.errno not in VANISHED:
+                log.debug("'%s' can't be looked at before a change: %s", path, error)
+
+    def _found(self, how: How, route: Route, inner: AgentPath) -> _Before:
+        volume = route.volume
+        with contextlib.nullcontext() if route.executor.blocking or route.shared else volume.lock:
+            place = resolve(volume, inner, follow=how == "put")
+            found = _Before(how, route, place, {})
+            if place.attr is None or how == "rename":
+                return found
+            if not place.attr.is_dir:
+                self._keep(found, place.path, place.attr)
+                return found
+        if how == "remove":
+            self._keep_tree(found, place.path, place.attr)
+        return found
+
+    def _keep(self, found: _Before, path: AgentPath, attr: Attr, gone: int = 0) -> None:
+        call, recorder, volume, node = self._call, self._recorder, found.route.volume, attr.node
+        kind: RecordKind = "content" if found.how == "put" else "remove"
+        if kind == "content" and (not stat.S_ISREG(attr.mode) or recorder.of(volume).has_bytes(call, node)):
+            return
+        name = to_name(path)
+        number, kept = recorder.add_step(call, found.route.prefix, kind, volume, name, node, attr, gone=gone)
+        assert kept is not None, "it was there"
+        if kept.image is not None:  # the bytes are on their way to the record: a tree may have many
+            kept = kept._replace(image=kept.image._replace(data=None))
+        found.numbers[number] = (path, kept)
+
+    def _keep_tree(self, found: _Before, path: AgentPath, attr: Attr) -> None:
+        """Keep a directory and everything below it: a directory after its entries, as it is removed. A file with
+        several names there has one less each time."""
+        volume, gone = found.route.volume, Counter[int]()
+        for inner, entry in reversed([(path, attr), *_below(volume, path, attr)]):
+            self._keep(found, inner, known(volume, entry.node, inner), gone[entry.node])
+            gone[entry.node] += entry.nlink > 1 and not entry.is_dir
+
+    # -- while it is made: a `StepNote` ------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def told(self) -> Iterator[None]:
+        """Be told what the volumes make in the block."""
+        if any(each.numbers for each in self._before if each.route.prefix in self._recorder.logged):
+            self._recorder.history.flush()  # the records of what it is about to replace come first
+        try:
+            with during(STEP, self):
+                yield
+        finally:
+            for key in self._pending:
+                self._recorder.history.doubt(self._noted[key])
+
     def rows(self, volume: Volume, changes: Changes) -> Sequence[LogRow]:
-        route = self._telling.get(id(volume))
+        routes = [each.route for each in reversed(self._before)]
+        there = (each for each in routes if isinstance(each.volume, SnapshotVolume) and each.volume.kept_by is volume)
+        route = next(there, None)
         if route is None:
             return ()
         for key in self._pending:  # of an attempt that is repeated
@@ -115,37 +172,6 @@ class _Made:
         elif change.kind == "deleted":  # the verb takes back what it has made, and a commit may have had it
             back = [key for key in self._noted if key[:2] == ("create", route) and self._noted[key].node == node]
             self._recorder.history.drop([self._noted.pop(key).number for key in back])
-
-    def created(self, found: _Before, *, is_made: bool) -> None:
-        """Note the names that are there, where there was none before: directories on the way, and all names below.
-
-        Args:
-            is_made: the verb has worked. One that has failed may have made some names: those that no other call has
-                recorded.
-        """
-        volume, call = found.route.volume, self._call
-        for path, node in _created(found, self._is_rename) if found.place.attr is None else ():
-            if not is_made and self._is_others(found.route, path):
-                continue
-            # What is on the way may have been made by another verb of the call.
-            if len(path) >= len(found.place.path) or not self._recorder.of(volume).how(call, node) & MADE:
-                self._note(found.route, "create", path, node=node)
-
-    def renamed(self) -> None:
-        """Note the rename of a verb that has worked."""
-        if not self._is_rename:
-            return
-        old, new = self._before
-        now = find(new.route.volume, new.place.path)
-        if old.place.attr is not None and now is not None and old.place.path != new.place.path:
-            self._note(old.route, "rename", old.place.path, to_path=to_name(new.place.path), node=now.node)
-
-    def _is_others(self, route: Route, path: AgentPath) -> bool:
-        """Return True if another call has recorded since the verb began how a file got its path."""
-        name = to_name(path)
-        since = self._recorder.history.since(self._began, route.prefix, name)
-        theirs = [each for each in since if each.call != self._call.number and each.kind in ("create", "rename")]
-        return any((each.to_path or each.path) == name for each in theirs)
 
     def _note(self, route: Route, kind: RecordKind, path: AgentPath, **fields: Any) -> None:
         key = kind, route, path
@@ -171,15 +197,71 @@ class _Made:
             self._recorder.history.put(self._noted[key])
         self._pending = []
 
-    @contextlib.contextmanager
-    def told(self) -> Iterator[None]:
-        """Be told what the volumes make in the block."""
-        try:
-            with during(STEP, self):
-                yield
-        finally:
-            for key in self._pending:
-                self._recorder.history.doubt(self._noted[key])
+    # -- after -----------------------------------------------------------------------------------------------------
+
+    def end(self, *, is_made: bool) -> None:
+        """Drop the records of unchanged files, and note new names.
+
+        Args:
+            is_made: the verb has worked.
+        """
+        before = self._before
+        is_rename = len(before) == 2 and before[0].how == "rename"
+        with self._recording():
+            for found in before:
+                if found.numbers or not isinstance(found.route.volume, SnapshotVolume):
+                    compare = partial(self._compare, found, is_made=is_made, is_rename=is_rename)
+                    found.route.executor.run("stat", compare)
+            if is_made and is_rename and not isinstance(before[0].route.volume, SnapshotVolume):
+                before[0].route.executor.run("stat", partial(self._renamed, *before))
+
+    def _compare(self, found: _Before, *, is_made: bool, is_rename: bool) -> None:
+        how, call, recorder = found.how, self._call, self._recorder
+        volume, prefix = found.route.volume, found.route.prefix
+        records = recorder.of(volume)
+        for number, (path, kept) in tuple(found.numbers.items()):
+            now = find(volume, path)
+            if now is not None and _is_same(now, kept) and (now.node == kept.node or _is_gone(volume, kept.node)):
+                if how == "put":
+                    records.disown(call, kept.node)
+                recorder.history.drop([number])
+                recorder.images.remove(kept.image)
+            elif how == "put" and now is not None and records.last.get(kept.node) is not call:
+                # Another call has changed it meanwhile, before this one or after it.
+                image = Image("lost", "two calls changed it at the same time")
+                lost, by = kept._replace(image=image), recorder.calls.number(call)
+                recorder.history.add(by, prefix, "content", to_name(path), lost, node=kept.node)
+                records.own(call, kept.node, CONTENT)
+        if not isinstance(volume, SnapshotVolume):
+            self._created(found, is_made=is_made, is_rename=is_rename)
+
+    def _created(self, found: _Before, *, is_made: bool, is_rename: bool) -> None:
+        """Note the names that are there, where there was none before: directories on the way, and all names below.
+
+        Args:
+            is_made: the verb has worked. One that has failed may have made some names: those that no other call has
+                recorded.
+        """
+        volume, call = found.route.volume, self._call
+        for path, node in _created(found, is_rename) if found.place.attr is None else ():
+            if not is_made and self._is_others(found.route, path):
+                continue
+            # What is on the way may have been made by another verb of the call.
+            if len(path) >= len(found.place.path) or not self._recorder.of(volume).how(call, node) & MADE:
+                self._note(found.route, "create", path, node=node)
+
+    def _renamed(self, old: _Before, new: _Before) -> None:
+        """Note the rename of a verb that has worked."""
+        now = find(new.route.volume, new.place.path)
+        if old.place.attr is not None and now is not None and old.place.path != new.place.path:
+            self._note(old.route, "rename", old.place.path, to_path=to_name(new.place.path), node=now.node)
+
+    def _is_others(self, route: Route, path: AgentPath) -> bool:
+        """Return True if another call has recorded since the verb began how a file got its path."""
+        name = to_name(path)
+        since = self._recorder.history.since(self._began, route.prefix, name)
+        theirs = [each for each in since if each.call != self._call.number and each.kind in ("create", "rename")]
+        return any((each.to_path or each.path) == name for each in theirs)
 
 
 class PathLocks:
@@ -225,27 +307,22 @@ class Steps:
         title = f"{name} {named[0] if named else ''}{f' and {len(named) - 1} more' if len(named) > 1 else ''}"
         if verb == "move":
             title = f"{name} {' '.join(named)}"
-        recording = partial(self._recorder.recording, f"a change was not recorded ({title})")
         outer = _normalised(named)
         with self._recorder.calls.inside("verb", title) as call, self._locks.held(outer):
-            before: list[_Before] = []
-            with recording(call):
-                ways = self._ways_of_move(outer) if verb == "move" else [(path, verb) for path in outer]
-                for path, how in ways:
-                    found = self._before(call, how, path)
-                    if found is not None:
-                        before.append(found)
-            if any(found.numbers for found in before if found.route.prefix in self._recorder.logged):
-                self._recorder.history.flush()  # the records of what it is about to replace come first
-            new = _Made(self._recorder, call, before, partial(recording, call))
-            made = False
+            recording = partial(self._recorder.recording, f"a change was not recorded ({title})", call)
+            recorded = _Recorded(self._recorder, call, recording)
+            with recording():
+                for path, how in self._ways_of_move(outer) if verb == "move" else [(path, verb) for path in outer]:
+                    route = self._route(path)
+                    if route is not None:
+                        recorded.look(how, route, path)
+            is_made = False
             try:
-                with new.told():
+                with recorded.told():
                     result = work()
-                made = done(result)
+                is_made = done(result)
             finally:
-                with recording(call):
-                    self._after(call, before, made, new)
+                recorded.end(is_made=is_made)
             return result
 
     def _ways_of_move(self, outer: Sequence[AgentPath]) -> list[tuple[AgentPath, How]]:
@@ -260,85 +337,6 @@ class Steps:
         if self._recorder.routes.get(route.prefix) is not route:  # in the trees directory, where only branches are
             return None
         return None if route.volume.features.read_only else route
-
-    # -- before ----------------------------------------------------------------------------------------------------
-
-    def _before(self, call: OpenCall, how: How, path: AgentPath) -> _Before | None:
-        route = self._route(path)
-        if route is None:
-            return None
-        try:
-            return route.executor.run("stat", partial(self._look, call, how, route, route.inner(path)))
-        except PathError:
-            return None
-        except OSError as error:
-            if error.errno not in VANISHED:
-                log.debug("'%s' can't be looked at before a change: %s", path, error)
-            return None
-
-    def _look(self, call: OpenCall, how: How, route: Route, inner: AgentPath) -> _Before:
-        volume = route.volume
-        with contextlib.nullcontext() if route.executor.blocking or route.shared else volume.lock:
-            place = resolve(volume, inner, follow=how == "put")
-            found = _Before(how, route, place, {})
-            if place.attr is None or how == "rename":
-                return found
-            if not place.attr.is_dir:
-                self._keep(call, found, place.path, place.attr)
-                return found
-        if how == "remove":
-            self._keep_tree(call, found, place.path, place.attr)
-        return found
-
-    def _keep(self, call: OpenCall, found: _Before, path: AgentPath, attr: Attr, gone: int = 0) -> None:
-        recorder, volume, node = self._recorder, found.route.volume, attr.node
-        kind: RecordKind = "content" if found.how == "put" else "remove"
-        if kind == "content" and (not stat.S_ISREG(attr.mode) or recorder.of(volume).has_bytes(call, node)):
-            return
-        name = to_name(path)
-        number, kept = recorder.add_step(call, found.route.prefix, kind, volume, name, node, attr, gone=gone)
-        assert kept is not None, "it was there"
-        if kept.image is not None:  # the bytes are on their way to the record: a tree may have many
-            kept = kept._replace(image=kept.image._replace(data=None))
-        found.numbers[number] = (path, kept)
-
-    def _keep_tree(self, call: OpenCall, found: _Before, path: AgentPath, attr: Attr) -> None:
-        """Keep a directory and everything below it: a directory after its entries, as it is removed. A file with
-        several names there has one less each time."""
-        volume, gone = found.route.volume, Counter[int]()
-        for inner, entry in reversed([(path, attr), *_below(volume, path, attr)]):
-            self._keep(call, found, inner, known(volume, entry.node, inner), gone[entry.node])
-            gone[entry.node] += entry.nlink > 1 and not entry.is_dir
-
-    # -- after -----------------------------------------------------------------------------------------------------
-
-    def _after(self, call: OpenCall, before: list[_Before], made: bool, new: _Made) -> None:
-        for found in before:
-            if found.numbers or not isinstance(found.route.volume, SnapshotVolume):
-                found.route.executor.run("stat", partial(self._compare, call, found, made, new))
-        if made and before and not isinstance(before[0].route.volume, SnapshotVolume):
-            before[0].route.executor.run("stat", new.renamed)
-
-    def _compare(self, call: OpenCall, found: _Before, made: bool, new: _Made) -> None:
-        """Drop the records of unchanged files, and note new names."""
-        how = found.how
-        volume, prefix, recorder = found.route.volume, found.route.prefix, self._recorder
-        records = recorder.of(volume)
-        for number, (path, kept) in tuple(found.numbers.items()):
-            now = find(volume, path)
-            if now is not None and (now.node == kept.node or _is_gone(volume, kept.node)) and _is_same(now, kept):
-                if how == "put":
-                    records.disown(call, kept.node)
-                recorder.history.drop([number])
-                recorder.images.remove(kept.image)
-            elif how == "put" and now is not None and records.last.get(kept.node) is not call:
-                # Another call has changed it meanwhile, before this one or after it.
-                image = Image("lost", "two calls changed it at the same time")
-                lost, by = kept._replace(image=image), recorder.calls.number(call)
-                recorder.history.add(by, prefix, "content", to_name(path), lost, node=kept.node)
-                records.own(call, kept.node, CONTENT)
-        if not isinstance(volume, SnapshotVolume):
-            new.created(found, is_made=made)
 
 
 def _normalised(named: Sequence[str]) -> list[AgentPath]:

@@ -2,8 +2,8 @@
 
 api.py        `fusebackend.mount()`
 in_process.py  a mount of this process
-assemble.py   the parts of a mount, made from its settings and put together, from its first request to its last
-unmounted.py  in the place of the kernel where nothing is mounted
+assemble.py   the parts of a mount, made from its settings and put together, from its first request to its last; what
+              is in the place of the kernel where nothing is mounted
 mounted.py    its agent face, also through a view
 recording.py  the history of its calls: recorders of kernel and verbs, and retention
 history.py    its calls: the log, what a call did, undo
@@ -17,6 +17,5 @@ rules.py      the rules of its routes, its views, and their mount points
 trees.py      the trees directory: its files, its name, its agent face
 guest.py      commands in a default backend that runs them itself
 binds.py      the routes in a container of this machine: bind mounts
-threads.py    the space of the checkpoint databases in it: weighed and pruned
 carrying.py   the routes in another sandbox: their files are carried there and back
 """

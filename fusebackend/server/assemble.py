@@ -6,10 +6,12 @@ It is the one place that knows all parts. `Mount` serves backends of its process
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import logging
 import os
+import queue
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -21,8 +23,9 @@ from fusebackend.config import MountPlan, kept_at
 from fusebackend.control.server.control_server import ControlServer
 from fusebackend.control.verbs import VERBS
 from fusebackend.dialects.agent_face import AgentFace
+from fusebackend.linux.command import REFUSED, Command
 from fusebackend.linux.mount_table import MountError
-from fusebackend.protocol import Actor
+from fusebackend.protocol import Actor, ExecuteResponse
 from fusebackend.protocol.scheme import mask
 from fusebackend.server.approvals import Approvals
 from fusebackend.server.mounted import MountedBackend
@@ -36,13 +39,13 @@ from fusebackend.server.trees import (
     refuse_taken_by_file,
     refuse_taken_by_route,
 )
-from fusebackend.server.unmounted import NoCommands, Unmounted
 from fusebackend.shell.shell import Shell
 from fusebackend.trees.automatic import AutomaticSnapshots
 from fusebackend.trees.branches import Branches
 from fusebackend.trees.snapshots import Snapshots
 from fusebackend.vfs import switches
 from fusebackend.vfs.calls import request
+from fusebackend.vfs.coherence.page_cache import KernelCache
 from fusebackend.vfs.mounted_tree import FileSystem
 
 if TYPE_CHECKING:
@@ -55,7 +58,7 @@ if TYPE_CHECKING:
     from fusebackend.server.metrics import Metrics
     from fusebackend.vfs.junctions import Route
 
-    Executor: TypeAlias = Shell | Guest | NoCommands
+    Executor: TypeAlias = "Shell | Guest | NoCommands"
     """The place where commands run."""
 
 log = logging.getLogger(__name__)
@@ -255,7 +258,7 @@ def runs_commands(default: Any) -> bool:
 class LiveMount:
     """A backend, mounted. `run` serves it; `stop` ends it, from any thread.
 
-    The session is the kernel's (`fuse/session.py`), or where nothing is mounted `unmounted.py`; all else is the same.
+    The session is the kernel's (`fuse/session.py`), or where nothing is mounted `Unmounted`; all else is the same.
 
     Attributes:
         face: its verbs, for the clients of its socket.
@@ -386,3 +389,88 @@ class LiveMount:
             "control": control,
             **measured,
         }
+
+
+# -- without a mount ---------------------------------------------------------------------------------------------
+
+LOOK_S = 1.0
+"""Python runs the handler of a signal that came as the main thread began to wait when the wait is over."""
+
+WHY_NONE = (
+    "nothing is mounted here, so commands run in the default backend, and {default} runs none: mount it, or give a "
+    "default that has a shell, such as shell: or docker:"
+)
+
+
+class Unmounted:
+    """In the place of `mount.session.Session`, whose arguments it takes: a tree that is served without the kernel.
+
+    Nothing here needs /dev/fuse, libfuse or pyfuse3: the verbs of the control socket reach the main tree, snapshots,
+    branches, views and the log by themselves. Changes are recorded and watched as in a mount. `run` takes the calling
+    thread until `stop`, which the handler of a signal may call.
+    """
+
+    def __init__(
+        self,
+        filesystem: FileSystem,
+        plan: MountPlan,
+        *,
+        before_end: Callable[[], None],
+    ) -> None:
+        self.filesystem = filesystem
+        self.place = plan.mountpoint
+        self._before_end = before_end
+        self._ends: queue.SimpleQueue[bool] = queue.SimpleQueue()  # an event would lock out a handler of a signal
+
+    def run(self, on_ready: Callable[[], None] | None = None) -> None:
+        """Serve until stopped, and make all volumes durable. The volumes are not closed.
+
+        Raises:
+            OSError: a volume could not be made durable at the end.
+        """
+        try:
+            self.filesystem.attach(KernelCache())
+            if on_ready is not None:
+                on_ready()
+            is_stopped = False
+            while not is_stopped:
+                with contextlib.suppress(queue.Empty):
+                    is_stopped = self._ends.get(timeout=LOOK_S)
+            self._before_end()
+        finally:
+            self.filesystem.detach()
+            self.filesystem.close()
+
+    def stop(self) -> None:
+        """End `run`. For any thread and handler of a signal, and harmless when it has ended."""
+        self._ends.put(True)
+
+    def status(self) -> dict[str, Any]:
+        """As `Session.status`, and `place` for the mount point, which is None."""
+        return {"mountpoint": None, "place": self.place, "known_inodes": 0, "open_files": 0, "counters": {}}
+
+
+class NoCommands:
+    """The place of commands where there is none: the default backend can't run them.
+
+    Args:
+        default: its URL or type.
+    """
+
+    def __init__(self, default: str) -> None:
+        self._why = WHY_NONE.format(default=default)
+
+    def start(self) -> list[str]:
+        """Return no messages."""
+        return []
+
+    def execute(self, command: Command) -> ExecuteResponse:
+        """Refuse a command, with the reason."""
+        return ExecuteResponse(output=f"Error: {self._why}", exit_code=REFUSED)
+
+    def describe(self) -> dict[str, Any]:
+        """For `status`, as `Shell.describe`."""
+        return {"where": "nowhere: nothing is mounted", "sandbox": "default", "unseen_routes": {}, "running": 0}
+
+    def close(self) -> None:
+        """There is nothing to end."""

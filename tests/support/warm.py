@@ -261,7 +261,6 @@ def _main() -> None:
     import fusebackend.linux.service_manager
     import fusebackend.server.api
     import fusebackend.server.assemble
-    import fusebackend.server.unmounted
     from fusebackend.cli import serve as server
     from fusebackend.cli.main import main
 

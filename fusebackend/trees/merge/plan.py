@@ -181,8 +181,7 @@ class Planner:
         self._dropped: set[Item] = set()  # of the branch: main keeps what is there instead
         self._doomed: dict[Item, None] = {}  # of main
         self._stay: set[Item] = set()  # of main: it must not be removed, nor what is above it
-        self._makes: list[_Placing] = []
-        self._moves: list[_Placing] = []
+        self._placings: list[_Placing] = []
         self._moving: set[Item] = set()
         self._changed: set[Item] = set()  # of main, by a step
         self._leaders: dict[tuple[AgentPath, int], Item] = {}  # a node of the branch → a file of main with its bytes
@@ -474,7 +473,7 @@ class Planner:
             if self._conflict(main, words, branch) != "branch":
                 return
         if not self._is_read_only(main) and self._vacates(branch, main):
-            self._moves.append(_Placing(branch, main))
+            self._placings.append(_Placing(branch, main))
             self._moving.add(main)
 
     def _decide_created(self, branch: Item, *, is_decided: bool = False) -> None:
@@ -500,7 +499,7 @@ class Planner:
         if not self._can_hold(branch):
             self._dropped.add(branch)
         elif self._vacates(branch, None):
-            self._makes.append(_Placing(branch))
+            self._placings.append(_Placing(branch))
             self._made.setdefault(branch, self._future(branch))
 
     def _base_of_link(self, branch: Item, there: Item) -> Item | None:
@@ -614,8 +613,7 @@ class Planner:
 
     def _emit(self) -> None:
         """Put the changes into an order, and move the items of main as they will be moved."""
-        waiting = [*self._makes, *self._moves]
-        waiting.sort(key=lambda change: change.item.path.count(b"/"))
+        waiting = sorted(self._placings, key=lambda each: (each.item.path.count(b"/"), each.moved is not None))
         # Renames come last: a bucket copies files for one, and a merge that is resumed would take them for changed.
         waiting = [change for change in waiting if change.moved is not None or not self._try(change)]
         self._remove_some()
@@ -654,22 +652,19 @@ class Planner:
         there = parent.child(name)
         if item is not None and parent.is_below(item):
             return False
-        over = None
-        if there is not None:
-            if there is item:
-                return True
-            if there not in self._doomed or there.is_dir or change.item.is_dir:
-                return False
-            over = there
+        if there is not None and there is item:
+            return True
+        if there is not None and (there not in self._doomed or there.is_dir or change.item.is_dir):
+            return False
         if item is not None:
-            if over is not None:
-                self._remove(over)
+            if there is not None:
+                self._remove(there)
             self._step("move", item, to=(parent, name))
             item.detach()
             item.attach(parent, name)
             self._moving.discard(item)
         else:
-            self._emit_make(change.branch, parent, name, over)
+            self._emit_make(change.branch, parent, name, there)
         return True
 
     def _is_placed(self, item: Item) -> bool:

@@ -25,8 +25,8 @@ from fusebackend.config import MountPlan
 from fusebackend.control import rendezvous
 from fusebackend.control.client.client import Client
 from fusebackend.linux.mount_table import MountError
-from fusebackend.server import unmounted
-from fusebackend.server.unmounted import Unmounted
+from fusebackend.server import assemble
+from fusebackend.server.assemble import Unmounted
 
 CONFIG = """
 default = "sqlite:agent.db"
@@ -267,7 +267,7 @@ def is_ended_by_signal(spins: int) -> bool:
 
 
 def test_a_signal_ends_it_that_comes_as_it_begins_to_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(unmounted, "LOOK_S", 0.01)
+    monkeypatch.setattr(assemble, "LOOK_S", 0.01)
     assert all(map(is_ended_by_signal, range(500)))
 
 
