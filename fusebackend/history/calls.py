@@ -223,13 +223,6 @@ class Calls:
             call.last_s = self._now_s()
             return call
 
-    def tool(self, name: str) -> OpenCall | None:
-        """Return the tool call of this name by the present actor, if it goes on and nothing in it does."""
-        actor = current_actor(self._server)
-        with self._guard:
-            call = self._quiet.get((actor.agent, actor.thread, name))
-            return None if call is None or call.users else call
-
     def started(self, call: OpenCall, pid: int) -> Callable[[], None]:
         """Have the changes of a command's processes belong to a call, by its first process, before it starts others.
         Returns the function that ends that."""
@@ -254,7 +247,7 @@ class Calls:
 
     def name(self, pid: int, title: str, actor: Actor, id: str) -> OpenCall:
         """Make the changes of a process and its descendants one call, until `end` or the next call that is named for
-        it.
+        it. A call of the same id ends.
 
         Args:
             id: for `named`.
@@ -269,19 +262,25 @@ class Calls:
         call.id = id
         call.last_s = self._now_s()
         with self._guard:
+            before = [each for each in self._named if each.id == id]
             self._named[call] = process.pid, process.began
             if len(self._named) > MOST_NAMED:
                 oldest = next(iter(self._named))
                 del self._named[oldest]
                 self._late.append(oldest)
             self._found.clear()
+        for each in before:
+            self.end(each)
         return call
 
     def named(self, id: str) -> OpenCall | None:
-        """Return the newest call that was named with this id, if it goes on."""
+        """Return the call that was named with this id, or the present actor's tool call of this name in which nothing
+        goes on; None if neither goes on."""
+        actor = current_actor(self._server)
         with self._guard:
             named = [call for call in self._named if call.id == id]
-        return named[-1] if named else None
+            tool = self._quiet.get((actor.agent, actor.thread, id))
+        return named[-1] if named else None if tool is None or tool.users else tool
 
     # -- ends ------------------------------------------------------------------------------------------------------
 

@@ -23,7 +23,7 @@ import os
 import stat
 import threading
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from operator import attrgetter
@@ -155,9 +155,13 @@ class Recorder:
 
     Args:
         history, images: take records and bytes.
+        routes: of the mount.
+        logged: the routes whose volumes keep a log.
     """
 
-    def __init__(self, history: HistoryFile, images: Images) -> None:
+    def __init__(
+        self, history: HistoryFile, images: Images, routes: Iterable[Route] = (), logged: Collection[AgentPath] = ()
+    ) -> None:
         self.history = history
         self.images = images
         self.calls = Calls(history, self.settle)
@@ -165,11 +169,10 @@ class Recorder:
         """Why something was not recorded; None if all was."""
         self.beside: dict[AgentPath, Volume] = {}
         """The volumes of recorded routes that come and go, by prefix: branches. Replaced as a whole."""
-        self.logged: set[AgentPath] = set()
-        """The routes whose volumes keep a log."""
+        self.logged = logged
         self.pending: set[_PendingChange] = set()
         """Changes of the kernel's whose record comes when they are made."""
-        self.routes: dict[AgentPath, Route] = {}
+        self.routes = {route.prefix: route for route in routes}
         """Those whose changes are recorded, by prefix. Replaced as a whole."""
         self._volumes: dict[int, VolumeRecords] = {}
 
@@ -177,10 +180,6 @@ class Recorder:
         """Return what is recorded of a volume."""
         found = self._volumes.get(id(volume))
         return found or self._volumes.setdefault(id(volume), VolumeRecords(volume, self.images))
-
-    def follow(self, routes: list[Route]) -> None:
-        """Record the changes of these routes."""
-        self.routes = {route.prefix: route for route in routes}
 
     def attach(self, route: Route) -> None:
         """Record the changes of a route that comes and goes, from now on. In any thread, one at a time."""
@@ -198,10 +197,6 @@ class Recorder:
     def volumes(self) -> dict[AgentPath, Volume]:
         """The volumes of all recorded routes, by prefix: of the mount's, and of the branches that there are now."""
         return {prefix: route.volume for prefix, route in self.routes.items()}
-
-    def listener(self, route: Route) -> HistoryListener:
-        """Return what records the changes of a route's door."""
-        return HistoryListener(route, self)
 
     # -- before and after a change ---------------------------------------------------------------------------------
 
@@ -437,7 +432,7 @@ class HistoryListener(ChangeListener):
 
     name = "history"
 
-    def __init__(self, route: Route, recorder: Recorder) -> None:
+    def __init__(self, recorder: Recorder, route: Route) -> None:
         volume = route.volume
         self.prefix = route.prefix
         self.recorder = recorder

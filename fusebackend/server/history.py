@@ -293,17 +293,14 @@ class MountHistory:
 
     def begin_call(self, title: str, pid: int, actor: Actor) -> str:
         """Have what a process and its descendants change belong to one call; returns the id for `end_call`."""
-        calls, name = self._recorder.calls, actor.call or uuid.uuid4().hex
-        before = calls.named(name)
-        calls.name(pid, title, actor, name)
-        if before is not None:
-            calls.end(before)
+        name = actor.call or uuid.uuid4().hex
+        self._recorder.calls.name(pid, title, actor, name)
         return name
 
     def end_call(self, name: str) -> str | None:
         """End a call; returns its name in the log, None if it has changed nothing, or if none goes on."""
         calls = self._recorder.calls
-        call = calls.named(name) or calls.tool(name)
+        call = calls.named(name)
         if call is None:
             return None
         calls.end(call)

@@ -19,7 +19,7 @@ from fusebackend.base.paths import AgentPath, join
 from fusebackend.history.history_file import FILE_NAME, HistoryFile
 from fusebackend.history.images import Images
 from fusebackend.history.masking import LogOptions
-from fusebackend.history.recorder import Recorder, drop_lost, drop_unmade
+from fusebackend.history.recorder import HistoryListener, Recorder, drop_lost, drop_unmade
 from fusebackend.history.steps import Steps
 from fusebackend.protocol import SnapshotVolume
 from fusebackend.trees.automatic import AutomaticSnapshots, is_automatic, name_at
@@ -87,8 +87,7 @@ class Recording:
             self.images = Images(directory, None if automatic is None else _now, is_automatic)
             logged = self._replay()
             self.images.clean(self.history)
-            self.recorder = Recorder(self.history, self.images)
-            self.recorder.logged = logged
+            self.recorder = Recorder(self.history, self.images, filesystem.tree.routes, logged)
             self.calls = self.recorder.calls
             self.steps = Steps(self.recorder, filesystem.tree)
             self._attach()
@@ -124,13 +123,11 @@ class Recording:
 
     def _attach(self) -> None:
         filesystem = self._filesystem
-        routes = filesystem.tree.routes
-        self.recorder.follow(routes)
         with contextlib.suppress(OSError):  # a volume that does not answer: an undo names what it finds
             drop_unmade(self.history, self.recorder.images, filesystem.tree.volume_at, self.recorder.logged)
         self.recorder.stamp_interrupted()
-        filesystem.record(self.recorder.listener, self.calls.author, self)
-        for route in routes:
+        filesystem.record(partial(HistoryListener, self.recorder), self.calls.author, self)
+        for route in filesystem.tree.routes:
             route.undo = "none" if route.volume.features.read_only else "copies"
             if isinstance(route.volume, SnapshotVolume):
                 route.volume.before_commit = self.history.before_commit

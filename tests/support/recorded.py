@@ -20,7 +20,7 @@ from fusebackend.base.paths import ROOT, AgentPath
 from fusebackend.history.calls import OpenCall
 from fusebackend.history.history_file import HistoryFile
 from fusebackend.history.images import Images
-from fusebackend.history.recorder import Recorder
+from fusebackend.history.recorder import HistoryListener, Recorder
 from fusebackend.history.records import Record
 from fusebackend.history.undo import Undo
 from fusebackend.protocol import ROOT_NODE, Actor, Attr, AttrChanges, Caller, Volume
@@ -244,15 +244,15 @@ class Recorded:
             self.volumes, self.names = {AgentPath(prefix): volume for prefix, volume in volumes.items()}, {}
         self.history = HistoryFile(str(self.directory / "history.db"))
         self.images = Images(str(self.directory), self.name, is_automatic)
-        self.recorder = Recorder(self.history, self.images)
         executor = SimpleNamespace(run=lambda name, work: work())
         routes: list[Any] = [
             SimpleNamespace(prefix=prefix, volume=volume, executor=executor) for prefix, volume in self.volumes.items()
         ]
-        self.recorder.follow(routes)
+        self.recorder = Recorder(self.history, self.images, routes)
         for route in routes:
             names: Any = self.names.setdefault(route.prefix, Names(route.volume))
-            self.routes[route.prefix] = Files(route.volume, Door(route, names, [self.recorder.listener(route)]), names)
+            listener = HistoryListener(self.recorder, route)
+            self.routes[route.prefix] = Files(route.volume, Door(route, names, [listener]), names)
         self.undoing = Undo(self.recorder)
 
     def name(self) -> str:

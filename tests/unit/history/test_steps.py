@@ -32,7 +32,7 @@ class Place(Recorded):
         )
         super().__init__(directory, {prefix: backend.volume for prefix, backend in self.backend.mounts().items()})
         self.filesystem = FileSystem(self.volumes)
-        self.recorder.follow(self.filesystem.tree.routes)
+        self.recorder.routes = {route.prefix: route for route in self.filesystem.tree.routes}
         self.steps = Steps(self.recorder, self.filesystem.tree)
 
     def do(self, verb, *arguments, paths=None):

@@ -473,7 +473,7 @@ def test_no_more_is_taken_back_than_is_recorded(recorded: Recorded, files: Files
 def test_a_route_that_is_gone_is_named(recorded: Recorded, files: Files) -> None:
     with recorded.call():
         files.write("/file", b"x")
-    recorded.recorder.follow([])
+    recorded.recorder.routes = {}
     assert [reason for _, reason, _ in conflicts(recorded)] == ["belongs to a route that is not mounted any more"]
 
 
