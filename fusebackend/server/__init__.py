@@ -7,14 +7,13 @@ assemble.py   the parts of a mount, made from its settings and put together, fro
 mounted.py    its agent face, also through a view
 recording.py  the history of its calls: recorders of kernel and verbs, and retention
 history.py    its calls: the log, what a call did, undo
-log_files.py  the log as files of the trees directory
 moves.py      what interrupted moves between routes have left
 forget.py     contents that leave everything kept of the past
 threads.py    the space of checkpoint databases: weighed, pruned
 metrics.py    what Prometheus can know of it
 approvals.py  changes that wait for an approval: what a verb asks for, the decisions, and how it is made then
 rules.py      the rules of its routes, its views, and their mount points
-trees.py      the trees directory: its files, its name, its agent face
+trees.py      the trees directory: its files, its name, its agent face; the log as files in it
 guest.py      commands in a default backend that runs them itself
 binds.py      the routes in a container of this machine: bind mounts
 carrying.py   the routes in another sandbox: their files are carried there and back

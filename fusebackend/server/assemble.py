@@ -32,6 +32,7 @@ from fusebackend.server.mounted import MountedBackend
 from fusebackend.server.recording import Recording
 from fusebackend.server.rules import ViewMounts, Views, with_route_rules
 from fusebackend.server.trees import (
+    LogFiles,
     attach_branches,
     attach_log,
     attach_snapshots,
@@ -54,7 +55,6 @@ if TYPE_CHECKING:
     from fusebackend.rules.rule import Operation
     from fusebackend.rules.view import View
     from fusebackend.server.guest import Guest
-    from fusebackend.server.log_files import LogFiles
     from fusebackend.server.metrics import Metrics
     from fusebackend.vfs.junctions import Route
 

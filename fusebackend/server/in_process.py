@@ -62,8 +62,8 @@ class Mount(MountedBackend):
             # All that the socket's face is made of. A second one would merge the same branch at the same time, and not
             # know of the snapshots that the other one reads.
             vars(self).update(vars(self._live.face))
-            if self._metrics is not None:
-                self._metrics.measure_verbs(self)
+            if self.parts.metrics is not None:
+                self.parts.metrics.measure_verbs(self)
             self._ready = threading.Event()
             self._error: BaseException | None = None
             self._thread = threading.Thread(target=self._run, name="fusebackend-mount", daemon=True)

@@ -173,8 +173,6 @@ class MountedBackend(ServedMount):
         self.filesystem = filesystem = parts.filesystem
         self.mountpoint = parts.mountpoint
         self.shell = parts.shell
-        self._status = parts.status
-        self._metrics = parts.metrics
         self._recording: Recording = parts.recording or cast("Any", Absent(lambda: NO_HISTORY))
         self._recorder: Recorder | None = self._recording.recorder
         self._snapshots: Snapshots = parts.snapshots or cast("Any", Absent(self._why_no_snapshots))
@@ -529,7 +527,7 @@ class MountedBackend(ServedMount):
     # -- the mount ---------------------------------------------------------------------------------------------
 
     def status(self) -> dict[str, Any]:
-        status = self._status()
+        status = self.parts.status()
         if self._view_name is None:
             return status
         shown = {"version": status.get("version"), "mountpoint": status.get("mountpoint")}
@@ -541,7 +539,7 @@ class MountedBackend(ServedMount):
     def metrics(self) -> str:
         from fusebackend.server.metrics import opened
 
-        metrics = self._metrics or opened(self.filesystem, self._status, MetricsOptions())
+        metrics = self.parts.metrics or opened(self.filesystem, self.parts.status, MetricsOptions())
         return metrics.text()
 
     def stat(self, path: str, *, follow: bool = False) -> StatResult:

@@ -19,6 +19,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from datetime import UTC, datetime
 from typing import Final
 
+from fusebackend.history.images import FREE_SHARE, MAX_BYTES, MAX_SHARE
 from fusebackend.protocol import SnapshotVolume
 from fusebackend.trees.snapshots import AUTOMATIC, Snapshots
 
@@ -32,13 +33,6 @@ ALL_S: Final = HOUR_S
 HOURLY_S: Final = 24 * HOUR_S
 DAILY_S: Final = 7 * 24 * HOUR_S
 """All are kept for this long, then the first of each hour, then the first of each day (UTC), then none."""
-
-MAX_BYTES: Final = 10 << 30
-MAX_SHARE: Final = 0.10
-"""Bytes of files that only snapshots have, at most: so many, and this share of the disk. Beyond, the oldest go."""
-
-FREE_SHARE: Final = 0.05
-"""With less of the disk free, the oldest go as well."""
 
 CLEAN_S: Final = 600.0
 """How often old ones are looked for while nothing changes. A mount without users asks its volumes nothing."""
@@ -189,6 +183,8 @@ class AutomaticSnapshots:
 
 
 def _is_too_much(volume: SnapshotVolume) -> bool:
+    """Return True if snapshots alone have as many bytes of files as all copies of the history may, or where the disk is
+    nearly full."""
     kept = volume.snapshot_bytes()
     if not kept:
         return False

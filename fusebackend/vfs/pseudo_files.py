@@ -13,7 +13,7 @@ the time at which the content was first seen as it is.
 Any thread; a content is computed without the lock, for it may ask other parts of the server. Cost: one computation for
 each lookup, `stat` and open of such a file, and nothing for any other.
 
-`PseudoDirectory` is what such directories have in common; see `server/log_files.py`, too.
+`PseudoDirectory` is what such directories have in common; see `server/trees.py`, too.
 """
 
 from __future__ import annotations

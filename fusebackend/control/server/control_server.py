@@ -74,7 +74,6 @@ class ControlServer:
         self.verbs = verbs
         self.address = ""
         self._own_address = address
-        self._switch_s = sys.getswitchinterval()
         self._sockets: dict[str, ServedSocket] = {}  # by the view's name; empty for the mount's
         self._connections: dict[ServedConnection, None] = {}  # the oldest first
         self._acceptor = threading.Thread(target=self._accept, name="fusebackend-control", daemon=True)
