@@ -126,7 +126,7 @@ class ReportingFace(AgentFace):
         reports: list[Change] = []
         if result.error is None or stumbled(result.error):
             reports = [_made(verb, before, *changed)]
-        elif verb == "delete" and _is_dir(before):  # a tree may be gone in part
+        elif verb == "delete" and before is not None and before.is_dir:  # a tree may be gone in part
             reports = [Change(kind="unknown", path=_shown(changed[0], before))]
         self._report(volume, changed, reports)
         return result
@@ -182,9 +182,5 @@ def _stored(path: AgentPath, before: Attr | None) -> Change:
     return Change(kind="created" if before is None else "modified", path=path)
 
 
-def _is_dir(attr: Attr | None) -> bool:
-    return attr is not None and attr.is_dir
-
-
 def _shown(path: AgentPath, attr: Attr | None) -> str:
-    return path + "/" if _is_dir(attr) else path
+    return path + "/" if attr is not None and attr.is_dir else path

@@ -14,7 +14,7 @@ metrics.py    what Prometheus can know of it
 approvals.py  changes that wait for an approval: what a verb asks for, the decisions, and how it is made then
 rules.py      the rules of its routes, its views, and their mount points
 trees.py      the trees directory: its files, its name, its agent face; the log as files in it
-guest.py      commands in a default backend that runs them itself
-binds.py      the routes in a container of this machine: bind mounts
+guest.py      commands in a default backend that runs them itself; the routes in a container of this machine, as bind
+              mounts
 carrying.py   the routes in another sandbox: their files are carried there and back
 """

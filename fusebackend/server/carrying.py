@@ -39,7 +39,6 @@ from fusebackend.base.paths import ROOT, AgentPath, to_name
 from fusebackend.dialects.agent_face import AgentFace
 from fusebackend.protocol import ROOT_NODE, Attr, AttrChanges, Change, FileDownloadResponse, digest_of
 from fusebackend.remote.files import conflict_path
-from fusebackend.server.binds import OWN_DIRECTORY, is_systems
 from fusebackend.volumes.agent_face import VolumeBackend
 from fusebackend.volumes.walk import FileWalk, resolve
 
@@ -49,6 +48,14 @@ if TYPE_CHECKING:
     from fusebackend.vfs.mounted_tree import FileSystem
 
 log = logging.getLogger(__name__)
+
+SYSTEM = frozenset({"bin", "etc", "lib", "lib32", "lib64", "libx32", "sbin", "usr"})
+"""Names of the root that a sandbox can't do without; a route that is one of them is not shown in it."""
+
+KERNELS = frozenset({"proc", "sys", "dev"})
+"""Nothing is shown below these either: a container's engine refuses it, or mounts its own there."""
+
+OWN_DIRECTORY = "the sandbox's own directory is there"
 
 MAX_FILES = 5_000
 """Files of one route. With more of them it is left out."""
@@ -508,3 +515,9 @@ def _require_room(files: int, size: int) -> None:
         raise OSError(errno.EFBIG, f"it has more than {MAX_FILES} files")
     if size > MAX_BYTES:
         raise OSError(errno.EFBIG, f"its files have more than {MAX_BYTES >> 20} MiB")
+
+
+def is_systems(path: str) -> bool:
+    """Return True if a sandbox needs its own directory at this path."""
+    top, _, below = path.removeprefix("/").partition("/")
+    return top in KERNELS or (top in SYSTEM and not below)

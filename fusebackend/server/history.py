@@ -373,19 +373,18 @@ def said(
             on_skipped(place, why)
     if form == "patch":
         yield from diff_output.patch(result)
-        return
-    if form == "json":
+    elif form == "json":
         for value in diff_output.as_objects(result):
             yield json.dumps(value).encode("ascii") + b"\n"
-        return
-    if form == "names":
-        lines = diff_output.name_status(result)
     else:
-        lines = diff_output.stat_lines(list(diff_output.stat_rows(result)), columns)
-    for line in lines:
-        yield line.encode() + b"\n"
-    for path, reason in () if on_skipped is not None else result.skipped:
-        yield f"# {quoted(path or b'.')}: not compared: {reason}\n".encode()
+        if form == "names":
+            lines = diff_output.name_status(result)
+        else:
+            lines = diff_output.stat_lines(list(diff_output.stat_rows(result)), columns)
+        for line in lines:
+            yield line.encode() + b"\n"
+        for path, reason in () if on_skipped is not None else result.skipped:
+            yield f"# {quoted(path or b'.')}: not compared: {reason}\n".encode()
 
 
 def call_info(call: Call) -> CallInfo:
