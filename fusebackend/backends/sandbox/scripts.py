@@ -173,7 +173,7 @@ fb_prepare() {
   done
 }
 
-# After files were sent: which of them are there.
+# Which paths are there: after a command (`server/carrying.py`).
 fb_arrived() {
   for fb_a do if [ -e "$fb_a" ]; then echo ok; else echo m; fi; done
 }
