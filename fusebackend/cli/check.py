@@ -17,7 +17,7 @@ from fusebackend.cli.show import Complaints, Failed, Output, json_option
 from fusebackend.cli.target import complete_volume
 
 if TYPE_CHECKING:
-    from fusebackend.backends.sqlite.repair import Repair
+    from fusebackend.backends.sqlite.check import Repair
 
 CLEAN, MENDED, LEFT, FAILED = 0, 1, 4, 8
 
@@ -73,15 +73,14 @@ def _judge(text: str, repair: bool, compact: bool) -> Repair:
     if url.scheme != "sqlite":
         raise Failed(f"'{url.masked}': only the file of a 'sqlite:' volume can be checked")
     from fusebackend.backends.sqlite import check as sqlite_check
-    from fusebackend.backends.sqlite import repair as sqlite_repair
 
     if repair:
-        verdict = sqlite_repair.repair(url.rest)
+        verdict = sqlite_check.repair(url.rest)
     else:
         found = sqlite_check.check(url.rest)
-        verdict = sqlite_repair.Repair(found, found)
+        verdict = sqlite_check.Repair(found, found)
     if compact and not verdict.left:
-        verdict = verdict._replace(sizes=sqlite_repair.compact(url.rest))
+        verdict = verdict._replace(sizes=sqlite_check.compact(url.rest))
     return verdict
 
 

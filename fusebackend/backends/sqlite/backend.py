@@ -24,14 +24,12 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from typing import ClassVar, TypeVar
 
-from fusebackend.backends.sqlite import old_rows, redo, schema
+from fusebackend.backends.sqlite import old_rows, schema, sync_log
 from fusebackend.backends.sqlite.flusher import Flusher, Worker
 from fusebackend.backends.sqlite.index import Indexer, IndexWalk
 from fusebackend.backends.sqlite.old_rows import SqlitePruner
 from fusebackend.backends.sqlite.snapshots import SqliteSnapshots
-from fusebackend.backends.sqlite.stored_tree import SqliteTree, sqlite_errors
-from fusebackend.backends.sqlite.sync_log import RECORD_BYTES, SyncLog
-from fusebackend.backends.sqlite.unlogged import Delta
+from fusebackend.backends.sqlite.stored_tree import Delta, SqliteTree, sqlite_errors
 from fusebackend.base.at_path import AtPath
 from fusebackend.base.errors import oserror
 from fusebackend.base.globs import Matcher
@@ -206,7 +204,7 @@ class SqliteVolume(SqliteTree, SnapshotVolume):
 
     def committed(self, history: str) -> int | None:
         with self.lock, sqlite_errors():
-            return redo.recorded(self._db, history)
+            return sync_log.recorded(self._db, history)
 
     @property
     def trouble(self) -> tuple[float, str] | None:
@@ -235,8 +233,8 @@ class SqliteVolume(SqliteTree, SnapshotVolume):
                 self._db.execute("UPDATE meta SET value = ? WHERE key = 'next_node'", (self._next_node,))
             number = self._log.number + 1
             if self._log.salt:
-                redo.store(self._db, self._log.salt, number)
-            redo.store_recorded(self._db, self._recorded)
+                sync_log.store(self._db, self._log.salt, number)
+            sync_log.store_recorded(self._db, self._recorded)
         self._log.flushed = number
         self._commits += 1
 
@@ -270,7 +268,7 @@ class SqliteVolume(SqliteTree, SnapshotVolume):
                 return None
             if not unlogged:
                 return log.written
-            if not unlogged.is_small(RECORD_BYTES):
+            if not unlogged.is_small(sync_log.RECORD_BYTES):
                 return None
             self._before_commit()
             if not log.append(unlogged.encode(self._next_node, self._recorded)):
@@ -299,12 +297,12 @@ class SqliteVolume(SqliteTree, SnapshotVolume):
         if self._log.is_used:
             self._flush_and_sync()
 
-    def _redo(self) -> SyncLog:
+    def _redo(self) -> sync_log.SyncLog:
         """Apply the records of a log that a crash has left."""
         with sqlite_errors():
-            next_node = redo.redo(self._db, self.path, self._damage, self._new_row, self._snapshots.newest)
+            next_node = sync_log.redo(self._db, self.path, self._damage, self._new_row, self._snapshots.newest)
             self._next_node = max(self._next_node, next_node)
-            return SyncLog(self.path, redo.state(self._db)[1])
+            return sync_log.SyncLog(self.path, sync_log.state(self._db)[1])
 
     def close(self) -> None:
         with self.lock:

@@ -16,7 +16,7 @@ Schema, version 1 (`PRAGMA user_version`; `application_id` is 0x66626b64, "fbkd"
 | `xattr`       | an extended attribute      | node, name (bytes), value (bytes)                                    |
 | `meta`        | a fact about the volume    | key, value: `next_node`; `indexed`, the entries made in `trigram`;    |
 |               |                            | `snapshot`, the number of the newest one that there ever was;        |
-|               |                            | `log_salt` and `log_number` (`redo.py`)                              |
+|               |                            | `log_salt` and `log_number` (`sync_log.py`)                          |
 | `unindexed`   | a node whose contents have | node, changed_ns (when that was flushed, since the epoch; 0: unknown) |
 |               | changed since its entry    |                                                                      |
 | `trigram`     | the trigrams of a file's   | FTS5 without contents: rowid is the node, words are mapped by         |

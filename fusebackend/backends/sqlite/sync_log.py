@@ -1,10 +1,10 @@
 """`SyncLog`: the file beside a volume file that makes an `fsync` of a few changes durable: `FILE-log`.
 
-A record has the changes since the last record, or since the last flush (`unlogged.py`). It is appended and synced, and
-the changes stay in the dirty buffer, from which the flusher writes them to the tables later. Without the log each
+A record has the changes since the last record, or since the last flush (`stored_tree.py`). It is appended and synced,
+and the changes stay in the dirty buffer, from which the flusher writes them to the tables later. Without the log each
 `fsync` would rewrite whole pages of several tables: 130 KiB for 4 KiB at the end of a file, and 50 to 160 KiB for each
 of the four syncs of a database's commit. When the volume is opened after a crash, the records that are not in the
-tables yet are applied (`redo.py`). An orderly close removes the log.
+tables yet are applied (`redo`). An orderly close removes the log.
 
 Records and flushes take their numbers from one sequence, and each flush writes its number to the tables. A record is
 only appended when all commits to the tables are on the disk. So a record counts if the number of the tables, or of the
@@ -20,13 +20,19 @@ import contextlib
 import errno
 import logging
 import os
+import sqlite3
 import struct
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Final
 
+from fusebackend.backends.sqlite.old_rows import NewestRows
+from fusebackend.backends.sqlite.stored_tree import Changes, DirtyBuffer, decode, inode_of, stored_chunk
 from fusebackend.base.durable import sync_directory
 from fusebackend.base.errors import oserror
+from fusebackend.databases.sqlite import transaction
+from fusebackend.volumes.damage import Damage
+from fusebackend.volumes.storage import CHUNK_BYTES, Chunk, Inode
 
 log = logging.getLogger(__name__)
 
@@ -200,3 +206,90 @@ def pending(path: str, salt: int, number: int) -> Iterator[tuple[int, bytes]]:
                 yield own_number, changes
             elif own_number > number:
                 return
+
+
+# -- redo --------------------------------------------------------------------------------------------------------
+#
+# `redo` applies the records to the tables when a volume is opened after a crash. Each is written as a flush writes the
+# dirty buffer, in a transaction with its number. A crash meanwhile loses nothing: the log stays until a later flush is
+# on the disk.
+
+
+LOG_SALT = "log_salt"
+LOG_NUMBER = "log_number"
+"""Keys of `meta`: which log is this volume's, and the last number that the tables have."""
+
+_RECORDED = "recorded {}"
+"""The key of the last number of a history, see `SnapshotVolume.before_commit`."""
+
+
+def state(db: sqlite3.Connection) -> tuple[int, int]:
+    """The salt of the log, 0 for none, and the last number, as the tables have them."""
+    found = dict(db.execute("SELECT key, value FROM meta WHERE key IN (?, ?)", (LOG_SALT, LOG_NUMBER)).fetchall())
+    salt, number = found.get(LOG_SALT, 0), found.get(LOG_NUMBER, 0)
+    return (salt, number) if type(salt) is type(number) is int else (0, 0)
+
+
+def store(db: sqlite3.Connection, salt: int, number: int) -> None:
+    """Write what `state` reads, inside the caller's transaction."""
+    db.executemany("INSERT OR REPLACE INTO meta VALUES (?, ?)", [(LOG_SALT, salt), (LOG_NUMBER, number)])
+
+
+def recorded(db: sqlite3.Connection, history: str) -> int:
+    """Return the last number of a history that the tables have; 0 if they have none."""
+    found = db.execute("SELECT value FROM meta WHERE key = ?", (_RECORDED.format(history),)).fetchone()
+    return 0 if found is None else int(found[0])
+
+
+def store_recorded(db: sqlite3.Connection, last: tuple[str, int] | None) -> None:
+    """Write what `recorded` reads, inside the caller's transaction."""
+    if last is not None:
+        db.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (_RECORDED.format(last[0]), last[1]))
+
+
+def redo(db: sqlite3.Connection, path: str, damage: Damage, new_row: Callable[[], int], newest: NewestRows) -> int:
+    """Apply the records that the tables lack. Returns the highest `next_node` of them, 0 where there was none.
+
+    Args:
+        path: the volume file.
+        new_row: gives an unused number for a row of `chunk`.
+        newest: which rows may be in a snapshot.
+
+    Raises:
+        OSError: EIO; rows that a record changes are damaged.
+        sqlite3.Error: the file can't be written.
+    """
+    salt, number = state(db)
+    next_node = 0
+    for taken, record in pending(path, salt, number) if salt else ():
+        changes = decode(record)
+        next_node = max(next_node, changes.next_node)
+        with transaction(db):
+            _buffer(db, changes, damage).write(db, new_row, newest)
+            store(db, salt, taken)
+            store_recorded(db, changes.recorded)
+            db.execute("UPDATE meta SET value = max(value, ?) WHERE key = 'next_node'", (next_node,))
+    return next_node
+
+
+def _buffer(db: sqlite3.Connection, changes: Changes, damage: Damage) -> DirtyBuffer:
+    buffer = DirtyBuffer()
+    buffer.dead = set(changes.dead)
+    buffer.cuts = changes.cuts
+    buffer.names = changes.names
+    buffer.inodes = {row[0]: inode_of(damage, row) for row in changes.inodes}
+    for node, values in changes.xattrs.items():
+        buffer.xattrs[node] = inode = buffer.inodes.get(node) or Inode(node, 0)
+        inode.xattrs = values
+    for node, index, offset, size, data in changes.pieces:
+        if size > CHUNK_BYTES or offset + len(data) > size:
+            damage.tell(f"a record of the sync log has bytes beyond chunk {index} of inode {node}")
+            raise oserror(errno.EIO)
+        chunk = buffer.chunks.get((node, index))
+        if chunk is None:
+            is_cut = index >= changes.cuts.get(node, index + 1)
+            chunk = buffer.chunks[node, index] = (None if is_cut else stored_chunk(db, damage, node, index)) or Chunk()
+        chunk.cut(size)
+        chunk.put(offset, data)
+    buffer.contents = {*buffer.inodes, *buffer.cuts, *(node for node, _ in buffer.chunks)}
+    return buffer

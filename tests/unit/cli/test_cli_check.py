@@ -164,7 +164,7 @@ def test_a_kill_while_compacting_harms_nothing(volume_file: Path) -> None:
 
 KILLED = """
 import os, sys, threading, time
-from fusebackend.backends.sqlite.repair import compact
+from fusebackend.backends.sqlite.check import compact
 path, left = sys.argv[1], int(sys.argv[2])
 def watch():  # ends the process once the WAL has so many pages
     while True:

@@ -19,8 +19,7 @@ from test_sqlite_check import BELOW, DIRECTORY, EMPTY, FIFO, FILE, LINK, ME, dam
 from test_sqlite_repair import STATEMENTS, sound
 
 from fusebackend.backends.sqlite.backend import SqliteBackend
-from fusebackend.backends.sqlite.check import check
-from fusebackend.backends.sqlite.repair import repair
+from fusebackend.backends.sqlite.check import check, repair
 from fusebackend.backends.sqlite.schema import LAST_NODE, VolumeFileError
 from fusebackend.protocol import MAX_NODE, ROOT_NODE
 

@@ -22,8 +22,7 @@ from test_sqlite_check import DAMAGE, DIRECTORY, EMPTY, FILE, LINK, ME, damage, 
 
 from fusebackend.backends.sqlite import schema
 from fusebackend.backends.sqlite.backend import SqliteVolume
-from fusebackend.backends.sqlite.check import check
-from fusebackend.backends.sqlite.repair import Repair, repair
+from fusebackend.backends.sqlite.check import Repair, check, repair
 from fusebackend.backends.sqlite.schema import VolumeFileError
 from fusebackend.protocol import ROOT_NODE, Attr, AttrChanges
 from fusebackend.testing.by_path import walk

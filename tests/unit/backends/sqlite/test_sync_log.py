@@ -15,10 +15,9 @@ from for_each import for_each
 from nodes import ME, put
 from raising import raising
 
-from fusebackend.backends.sqlite import flusher, redo, sync_log
+from fusebackend.backends.sqlite import flusher, sync_log
 from fusebackend.backends.sqlite.backend import SqliteVolume
-from fusebackend.backends.sqlite.check import check
-from fusebackend.backends.sqlite.repair import repair
+from fusebackend.backends.sqlite.check import check, repair
 from fusebackend.backends.sqlite.schema import VolumeFileError
 from fusebackend.backends.sqlite.sync_log import SyncLog, log_path, pending
 from fusebackend.protocol import ROOT_NODE
@@ -140,7 +139,7 @@ def redone(path: Path) -> list[tuple[int, bytes]]:
     """The records that an opening would apply."""
     db = sqlite3.connect(path)
     try:
-        return list(pending(str(path), *redo.state(db)))
+        return list(pending(str(path), *sync_log.state(db)))
     finally:
         db.close()
 
