@@ -14,7 +14,7 @@ Each folder imports only from those below it:
 
 cli/                        the command, one file for each subcommand
 server/ integrations/       a running mount; bridges to other packages
-doctor/                     what a machine lacks for a mount
+doctor.py                   what a machine lacks for a mount
 control/                    the control socket: wire format, verbs, client, server
 fuse/ shell/                pyfuse3; the sandbox of commands
 trees/                      trees of a mount beside the main one, and their differences

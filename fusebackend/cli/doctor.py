@@ -26,8 +26,7 @@ def doctor(line: MountLine, mountpoint: str | None, output: Output) -> None:
     Each line is a verdict (ok, warning, error), what was looked at, and why; 'mend' is what to do. Nothing is changed.
     The exit status is 1 if anything is an error.
     """
-    from fusebackend.doctor.machine import worst
-    from fusebackend.doctor.routes import diagnose
+    from fusebackend.doctor import diagnose, worst
 
     is_named = mountpoint is not None or line.config_path is not None or line.default is not None or line.routes
     plan = _plan(mountpoint, line) if is_named else None

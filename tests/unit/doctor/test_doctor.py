@@ -21,7 +21,7 @@ import warm
 from for_each import for_each
 from raising import raising
 
-from fusebackend.doctor.machine import Finding, found_by, ok, worst
+from fusebackend.doctor import Finding, found_by, ok, worst
 from fusebackend.linux import distribution
 
 ROOT = Path(__file__).parents[3]
@@ -399,7 +399,7 @@ class TestFindings:
     def test_a_check_that_hangs_is_a_finding(self, monkeypatch: pytest.MonkeyPatch) -> None:
         import threading
 
-        monkeypatch.setattr("fusebackend.doctor.machine.PATIENCE_S", 0.05)
+        monkeypatch.setattr("fusebackend.doctor.PATIENCE_S", 0.05)
         gate = threading.Event()
         (found,) = found_by("thing", lambda: [ok("thing", str(gate.wait()))])
         gate.set()
