@@ -105,7 +105,7 @@ def errno_of(error: psycopg.Error) -> int:
     """The errno of psycopg's error: by its SQLSTATE, else EIO.
 
     A server that is silent or unreachable is ETIMEDOUT, which the circuit breaker of a mount counts
-    (`vfs/calls/circuit_breaker.py`).
+    (`vfs/calls/executor.py`).
     """
     if isinstance(error.__cause__, TimeoutError):
         return errno.ETIMEDOUT

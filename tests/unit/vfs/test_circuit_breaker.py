@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from profiles import examples
 
-from fusebackend.vfs.calls import circuit_breaker as health
-from fusebackend.vfs.calls.circuit_breaker import FAILURES_TO_OPEN, MAX_PAUSE_S, PAUSE_S, TROUBLE, CircuitBreaker
+from fusebackend.vfs.calls import executor as health
+from fusebackend.vfs.calls.executor import FAILURES_TO_OPEN, MAX_PAUSE_S, PAUSE_S, TROUBLE, CircuitBreaker
 
 TIMEOUT = TimeoutError(errno.ETIMEDOUT, os.strerror(errno.ETIMEDOUT))
 REFUSED = ConnectionRefusedError(errno.ECONNREFUSED, "nobody listens")

@@ -25,8 +25,7 @@ from fusebackend.base import budget
 from fusebackend.base.deadline import BoundedCalls, GivenUp, RouteDown
 from fusebackend.protocol import Caller
 from fusebackend.vfs.calls import executor, request
-from fusebackend.vfs.calls.circuit_breaker import FAILURES_TO_OPEN
-from fusebackend.vfs.calls.executor import RouteExecutor
+from fusebackend.vfs.calls.executor import FAILURES_TO_OPEN, RouteExecutor
 
 LIMIT_S = 20.0
 
@@ -295,7 +294,7 @@ class Flaky:
 
 @pytest.fixture
 def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(executor, "PAUSE_S", 0.001)
+    monkeypatch.setattr(executor, "REPEAT_PAUSE_S", 0.001)
 
 
 @pytest.mark.trio

@@ -18,7 +18,7 @@ from fusebackend.base.paths import ROOT, AgentPath
 from fusebackend.composite.backend import CompositeBackend
 from fusebackend.protocol import Attr, AttrChanges, Caller, Change, Features, Volume
 from fusebackend.testing.posix.case import refused
-from fusebackend.vfs.calls.circuit_breaker import FAILURES_TO_OPEN
+from fusebackend.vfs.calls.executor import FAILURES_TO_OPEN
 from fusebackend.vfs.coherence.entry_cache import COHERENT_TIMEOUT_S, CachePolicy
 from fusebackend.vfs.inodes import ROOT_INODE, InodeTable, inode_number, node_of, route_index
 from fusebackend.vfs.mounted_tree import FileSystem
