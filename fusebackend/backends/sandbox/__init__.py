@@ -3,5 +3,6 @@
 base.py               `BaseSandbox`: the verbs, made from `execute` and a way to transfer bytes
 scripts.py            its shell scripts, and what reads their output
 hosted.py             `E2BBackend` and `ModalBackend`
-docker.py             `DockerBackend`; docker_container.py and docker_exec.py are parts of it
+docker.py             `DockerBackend` and its container
+docker_exec.py        runs commands in it
 """

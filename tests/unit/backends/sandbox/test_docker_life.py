@@ -18,8 +18,8 @@ from agentface import get
 from eventually import eventually
 
 from fusebackend.backends import DockerBackend
-from fusebackend.backends.sandbox import docker_container as owner
-from fusebackend.backends.sandbox.docker_container import remove_left
+from fusebackend.backends.sandbox import docker as owner
+from fusebackend.backends.sandbox.docker import remove_left
 from fusebackend.urls import UrlError, open_backend
 
 QUIET = {"network_mode": "none"}
