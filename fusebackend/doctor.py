@@ -42,7 +42,7 @@ from fusebackend.linux.bind_mount import (
 )
 from fusebackend.linux.distribution import install, install_everything
 from fusebackend.linux.mount_point import FUSE_DEVICE, user_allow_other
-from fusebackend.protocol.scheme import Url, UrlError, mask
+from fusebackend.protocol.scheme import Url, UrlError, mask, require_modules
 from fusebackend.shell import bubblewrap, seccomp
 from fusebackend.shell.cgroups import ControlGroups
 from fusebackend.urls import open_backend

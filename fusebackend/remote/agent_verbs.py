@@ -30,7 +30,7 @@ from fusebackend.protocol import (
     verbs,
     version_of_bytes,
 )
-from fusebackend.volumes.agent_verbs import AgentVerbs, FilesUpdate
+from fusebackend.volumes.agent_face import AgentVerbs, FilesUpdate
 from fusebackend.volumes.walk import names_of
 
 

@@ -1,4 +1,5 @@
-"""`VolumeBackend`: the agent face of any native volume, over its kernel face alone.
+"""`VolumeBackend`: the agent face of any native volume, over its kernel face alone; and the verbs that it shares with
+those over whole files, `AgentVerbs`.
 
 Every verb takes a path, resolves it inside the volume, and answers with a record; a failure is an error in that record,
 never an exception. A change is made under `volume.lock`, and reported to the volume's subscribers when the lock is free
@@ -9,24 +10,27 @@ A subclass is a backend with a constructor of its own, and overrides only what i
 
 from __future__ import annotations
 
+import abc
 import contextlib
 import errno
 import functools
 import os
 import stat
-from collections.abc import Callable, Iterable, Iterator
-from typing import IO, TypeVar, Unpack
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import IO, Any, Self, TypeAlias, TypeVar, Unpack
 
 from fusebackend import text
 from fusebackend.base import budget, errors, paths
-from fusebackend.base.globs import Matcher
-from fusebackend.base.paths import AgentPath
+from fusebackend.base.globs import Matcher, compile_glob
+from fusebackend.base.paths import ROOT, AgentPath
 from fusebackend.protocol import (
     ANY,
     READ_LIMIT_LINES,
     RENAME_NOREPLACE,
     ROOT_NODE,
     Attr,
+    BackendProtocol,
     Caller,
     Change,
     Changed,
@@ -35,21 +39,27 @@ from fusebackend.protocol import (
     Conditions,
     DeleteResult,
     Digest,
+    EditResult,
     FileDownloadResponse,
     FileInfo,
     FileRange,
     FileUploadResponse,
+    GlobResult,
+    GrepResult,
     LsResult,
     MoveResult,
     OnExists,
     ReadResult,
     Refusal,
     Volume,
+    WriteResult,
+    checked_on_exists,
+    conditions_of,
+    not_bytes,
     verbs,
     version_of_bytes,
 )
 from fusebackend.volumes import placing
-from fusebackend.volumes.agent_verbs import AgentVerbs
 from fusebackend.volumes.contents import (
     PIECE_BYTES,
     FileContents,
@@ -62,9 +72,146 @@ from fusebackend.volumes.contents import (
     rewrite,
     write_pieces,
 )
-from fusebackend.volumes.removal import remove_tree
-from fusebackend.volumes.search import FileSearch, Search, file_info
-from fusebackend.volumes.walk import Needs, Place, entries, resolve, resolve_from
+from fusebackend.volumes.search import FileSearch, Search, file_info, globbed, grepped
+from fusebackend.volumes.walk import Directories, Needs, Place, entries, resolve, resolve_from, vanishing
+
+# -- over volumes and whole files --------------------------------------------------------------------------------
+#
+# The arguments of a verb, its conditions, its search and its answer are here. How a file is stored or changed if a
+# condition is met, and how files are found, is the backend's.
+
+
+FilesUpdate: TypeAlias = dict[str, Any] | None
+"""The change of `runtime.state["files"]`, for a state's caller to merge; None of any other backend."""
+
+
+class Unchanged(Exception):
+    """An edit that can't be made; the text says why. Never leaves an `edit`."""
+
+
+class AgentVerbs(BackendProtocol):
+    """The verbs that are the same over a volume and over whole files behind an API, on four primitives.
+
+    Args:
+        on_exists: how `write` treats an existing file, `"error"` (the seeds) or `"replace"` (deepagents 0.7).
+    """
+
+    def __init__(self, *, on_exists: OnExists = "error") -> None:
+        self.on_exists = checked_on_exists(on_exists)
+
+    def close(self) -> None:
+        """Make everything durable and let go of files and connections. Twice is once."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def _path(self, path: str) -> AgentPath:
+        """The path in this backend that is meant. PathError."""
+        return paths.normalise(path)
+
+    def _condition(self, if_version: str | None = None, if_absent: bool = False) -> Condition:
+        """The condition of a verb's arguments. OSError as `Condition.of`; ENOTSUP where none can be decided."""
+        return Condition.of(if_version, if_absent)
+
+    # -- primitives: these raise -------------------------------------------------------------------------------
+
+    @abc.abstractmethod
+    def _put_if(self, path: str, data: bytes, condition: Condition, *, replace: bool) -> FilesUpdate:
+        """Create a file with its parents, or replace one if `replace`. Changed, EEXIST, EISDIR, ENOTDIR."""
+
+    @abc.abstractmethod
+    def _change_if(self, path: str, change: Callable[[bytes], bytes], condition: Condition) -> FilesUpdate:
+        """Give a file other bytes, made of those it has; `change` may be called again when these are others by then.
+        Changed, ENOENT, EISDIR."""
+
+    @abc.abstractmethod
+    def _search(self, path: str, matcher: Matcher | None, pattern: str | None = None) -> Search:
+        """The files at or below a path that match, for a `grep` those that may hold the literal."""
+
+    @abc.abstractmethod
+    def download(self, path: str) -> FileDownloadResponse:
+        """`download_files` of one file."""
+
+    # -- verbs -------------------------------------------------------------------------------------------------
+
+    @verbs.GREP.answers()
+    def grep(
+        self, pattern: str, path: str | None = None, glob: str | None = None, *, max_count: int | None = None
+    ) -> GrepResult:
+        matcher = compile_glob(glob) if glob else None
+        with budget.granted():
+            return grepped(self._search(ROOT if path is None else path, matcher, pattern), pattern, max_count)
+
+    @verbs.GLOB.answers()
+    def glob(self, pattern: str, path: str | None = None) -> GlobResult:
+        matcher = compile_glob(pattern)
+        with budget.granted():
+            return globbed(self._search(ROOT if path is None else path, matcher))
+
+    @verbs.WRITE.answers()
+    def write(
+        self, file_path: str, content: str, *, if_version: str | None = None, if_absent: bool = False
+    ) -> WriteResult:
+        condition = self._condition(if_version, if_absent)
+        replace = self.on_exists == "replace" or condition.version is not None
+        update = self._put_if(file_path, content.encode("utf-8"), condition, replace=replace)
+        return WriteResult(path=self._path(file_path), files_update=update)
+
+    @verbs.EDIT.answers()
+    def edit(
+        self,
+        file_path: str,
+        old_string: str,
+        new_string: str,
+        replace_all: bool = False,
+        *,
+        if_version: str | None = None,
+    ) -> EditResult:
+        occurrences = 0
+
+        def change(before: bytes) -> bytes:
+            nonlocal occurrences
+            content = before.decode("utf-8")
+            budget.current().hold(2 * sys.getsizeof(content) + len(before))  # itself, replaced, and that as bytes
+            outcome = text.replace_string(content, old_string, new_string, replace_all)
+            if isinstance(outcome, str):
+                raise Unchanged(outcome)
+            after, occurrences = outcome
+            return after.encode("utf-8")
+
+        try:
+            update = self._change_if(file_path, change, self._condition(if_version))
+        except Unchanged as refused:
+            return EditResult(error=str(refused))
+        return EditResult(path=self._path(file_path), occurrences=occurrences, files_update=update)
+
+    def upload_files(
+        self,
+        files: list[tuple[str, bytes]],
+        *,
+        if_version: Sequence[str | None] | None = None,
+        if_absent: Sequence[bool] | None = None,
+    ) -> list[FileUploadResponse]:
+        conditions = conditions_of(len(files), if_version, if_absent)
+        return [self.upload(path, content, **when) for (path, content), when in zip(files, conditions, strict=True)]
+
+    @verbs.UPLOAD_FILES.answers()
+    def upload(self, path: str, content: bytes, **when: Unpack[Conditions]) -> FileUploadResponse:
+        """`upload_files` of one file."""
+        if (refusal := not_bytes(path, content)) is not None:
+            return refusal
+        update = self._put_if(path, bytes(content), self._condition(**when), replace=True)
+        return FileUploadResponse(path=path, files_update=update)
+
+    def download_files(self, paths: list[str]) -> list[FileDownloadResponse]:
+        return [self.download(path) for path in paths]
+
+
+# -- over a volume -----------------------------------------------------------------------------------------------
+
 
 FILE_MODE = 0o644
 DIRECTORY_MODE = 0o755
@@ -529,3 +676,108 @@ def _size_of(entry: tuple[bytes, Attr]) -> int:
 def caller() -> Caller:
     """The owner of files that an agent makes: the server's own user."""
     return Caller(os.geteuid(), os.getegid(), os.getpid())
+
+
+# -- removal -----------------------------------------------------------------------------------------------------
+#
+# Deleting a tree over the kernel face, in portions, so that a mount is not held up: the lock is free in between.
+
+
+REMOVED_AT_ONCE = 100
+"""Entries that are removed before the lock is let go of; as many as the directory has above it, if these are more: a
+view looks all of them up in each portion."""
+
+
+class _Doomed:
+    """A directory that is being deleted, and the path at which it was found.
+
+    Attributes:
+        after: the last name of its listing that was deleted; empty where the next listing is a new one.
+    """
+
+    __slots__ = ("after", "node", "path")
+
+    def __init__(self, path: AgentPath, node: int) -> None:
+        self.path = path
+        self.node = node
+        self.after = b""
+
+    def listed(self, volume: Volume) -> Sequence[tuple[bytes, Attr]]:
+        """The next names in it. A listing goes on after those before: each new one of a directory on disk reads all of
+        its names. Names of before, which others have made meanwhile, are in the one after its end."""
+        page = volume.readdir(self.node, self.after, REMOVED_AT_ONCE)
+        if not page and self.after:
+            page = volume.readdir(self.node, b"", REMOVED_AT_ONCE)
+        self.after = page[-1][0] if len(page) == REMOVED_AT_ONCE else b""
+        return page
+
+
+def remove_tree(volume: Volume, path: AgentPath, node: int) -> None:
+    """Delete a directory and all below it, but nothing that is moved away meanwhile. Not recursive."""
+    left, entered, way = [_Doomed(path, node)], set[int](), Directories(volume)
+    while left:
+        portion = functools.partial(_portion, volume, way, left, entered)
+        left, entered = volume.change_as_one(portion, left[-1].path, removes=True)
+
+
+def _portion(
+    volume: Volume, way: Directories, left: list[_Doomed], entered: set[int], changes: Changes
+) -> tuple[list[_Doomed], set[int]]:
+    """Delete a portion of the last directories: of a volume that blocks, in one of them. The volume may undo that and
+    call this again, so it returns what is left then, and the directories being emptied, each below the one before."""
+    left, entered = [*left], {*entered}
+    way.look_again()
+    at_once = max(REMOVED_AT_ONCE, left[-1].path.count("/"))
+    while left:
+        doomed = left[-1]
+        entered.add(doomed.node)
+        if len(left) == 1:  # events tell the path of the first one, which outsiders may have moved on disk
+            way.look_again()
+        below = _empty(volume, way, doomed, entered, changes)
+        if below is None:
+            left.pop()
+            entered.discard(doomed.node)
+        else:
+            left += below
+        if volume.features.blocking or len(changes) >= at_once:
+            break
+    return left, entered
+
+
+def _empty(
+    volume: Volume, way: Directories, doomed: _Doomed, entered: set[int], changes: Changes
+) -> list[_Doomed] | None:
+    """Delete a portion of a directory. Returns the directories in it; None when it is gone, or not there any more: it,
+    or one above it, may have been moved away and replaced."""
+    children: Sequence[tuple[bytes, Attr]] = ()
+    path = paths.to_name(doomed.path)
+    with vanishing():
+        if way.find(path) == doomed.node:
+            children = doomed.listed(volume)
+            if not children:
+                parent, name = way.place(path)
+                try:
+                    volume.rmdir(parent, name)
+                except OSError as error:
+                    if error.errno != errno.ENOTEMPTY or not volume.readdir(doomed.node, b"", 1):
+                        raise
+                    return []  # others have put something there
+                way.forget(path)
+                changes += [Change(node=parent), Change(doomed.node, parent, name, "deleted", doomed.path + "/")]
+    if not children:
+        return None
+    below: list[_Doomed] = []
+    changes.append(Change(node=doomed.node))
+    for name, attr in children:
+        inner = paths.join(doomed.path, paths.to_text(name))
+        if attr.is_dir:
+            if attr.node in entered:
+                raise OSError(errno.EIO, f"'{inner}' is a directory below itself")
+            below.append(_Doomed(inner, attr.node))
+            continue
+        gone = Change(attr.node, doomed.node, name)
+        with vanishing(errno.EISDIR):
+            volume.unlink(doomed.node, name)
+            gone = gone._replace(kind="deleted", path=inner)
+        changes.append(gone)
+    return below

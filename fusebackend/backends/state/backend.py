@@ -45,7 +45,7 @@ from fusebackend.protocol.scheme import ON_EXISTS, Scheme
 from fusebackend.remote.agent_verbs import FileVerbs, Loaded, checked
 from fusebackend.remote.files_update import CHANGING, apply_files_update, files_of, replace_files
 from fusebackend.remote.keyed import Keyed, ListedTree, Prefixes
-from fusebackend.volumes.agent_verbs import FilesUpdate
+from fusebackend.volumes.agent_face import FilesUpdate
 from fusebackend.volumes.search import Lines, Search
 
 UNCONDITIONAL = "A graph's state takes no change on a condition: two tool calls of one step both see the state before"

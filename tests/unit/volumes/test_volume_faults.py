@@ -15,7 +15,7 @@ from together import together
 from fusebackend.base.errors import oserror
 from fusebackend.protocol import ROOT_NODE, AttrChanges, unsupported
 from fusebackend.testing.posix.case import refused
-from fusebackend.volumes import agent_verbs, contents, walk
+from fusebackend.volumes import agent_face, contents, walk
 from fusebackend.volumes.damage import Damage
 from fusebackend.volumes.storage import Inode
 
@@ -132,14 +132,14 @@ class TestOthersMeanwhile:
         for number in range(3):
             put(backend, f"/{number}.txt", b"needle")
         busy = []
-        original = agent_verbs.grepped
+        original = agent_face.grepped
 
         def watch(*args):
             result = original(*args)
             busy.append(tree.lock._is_owned())
             return result
 
-        monkeypatch.setattr(agent_verbs, "grepped", watch)
+        monkeypatch.setattr(agent_face, "grepped", watch)
         listing, held = walk.entries, []
         monkeypatch.setattr(walk, "entries", lambda *args: held.append(tree.lock._is_owned()) or listing(*args))
         assert len(backend.grep("needle").matches) == 3
