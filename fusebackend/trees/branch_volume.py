@@ -220,6 +220,7 @@ class BranchVolume(SqliteVolume):
 
     identity = IDENTITY
     has_sync_log = False
+    _buffer = _BranchBuffer
     keeps_patches = False
     takes_snapshots = False
     _dirty: _BranchBuffer
@@ -265,9 +266,6 @@ class BranchVolume(SqliteVolume):
 
     def _workers(self) -> Sequence[Worker]:
         return ()  # no snapshots, and no index: most files are below
-
-    def _new_buffer(self) -> _BranchBuffer:
-        return _BranchBuffer()
 
     def _load(self) -> None:
         with sqlite_errors():

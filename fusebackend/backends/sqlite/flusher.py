@@ -122,10 +122,10 @@ class Flusher:
         try:
             while not self._stopping.is_set():
                 if flush_at is None:
-                    if self._changes_waiting.wait(_until(work_at)):
+                    if self._changes_waiting.wait(None if work_at is None else work_at - time.monotonic()):
                         flush_at = time.monotonic() + FLUSH_AFTER_S
                 else:
-                    self._stopping.wait(_until(min(flush_at, work_at or flush_at)))
+                    self._stopping.wait(min(flush_at, work_at or flush_at) - time.monotonic())
                 if flush_at is not None and time.monotonic() >= flush_at:
                     self._write_on()
                     flush_at = None
@@ -194,7 +194,3 @@ class Flusher:
                 break
         with self._lock:
             connection.execute("PRAGMA wal_checkpoint(RESTART)").fetchone()
-
-
-def _until(moment_s: float | None) -> float | None:
-    return None if moment_s is None else max(0.0, moment_s - time.monotonic())

@@ -317,6 +317,8 @@ class SqliteTree(TreeVolume):
         path: the file.
     """
 
+    _buffer: type[DirtyBuffer] = DirtyBuffer
+    """The kind of its dirty buffer."""
     keeps_patches = True
     """Whether a few bytes for a stored chunk wait without the rest of it. Not where chunks are elsewhere as well."""
 
@@ -325,7 +327,7 @@ class SqliteTree(TreeVolume):
         self.path = path
         self._db = db
         self._damage = Damage(f"the volume file {path}")
-        self._dirty = self._new_buffer()
+        self._dirty = self._buffer()
         self._unlogged = Delta()
         self._inodes: OrderedDict[int, Inode] = OrderedDict()
         # None for a name that the file does not have: the kernel looks before it creates.
@@ -341,10 +343,6 @@ class SqliteTree(TreeVolume):
         # A snapshot has the numbers below its own, also of rows that have gone.
         last = max(self._scalar("SELECT max(id) FROM chunk"), self._scalar("SELECT max(next_chunk) - 1 FROM snapshot"))
         self._next_row = last + 1 if last < MAX_ROW else self._after_gap("chunk", "id", MAX_ROW)
-
-    def _new_buffer(self) -> DirtyBuffer:
-        """An empty dirty buffer, of the kind that the volume has."""
-        return DirtyBuffer()
 
     @abc.abstractmethod
     def _note(self, items: int, size: int) -> None:
@@ -689,7 +687,7 @@ class SqliteTree(TreeVolume):
             self._names.update({(parent, name): node for name, node in names.items()})
         self._unstored.clear()
         self._stored_next_node = self._next_node
-        self._dirty = self._new_buffer()
+        self._dirty = self._buffer()
         self._unlogged = Delta()
         leaving, self._leaving = self._leaving, set()
         for node in leaving - self._held:
