@@ -43,7 +43,7 @@ from fusebackend.rules.view import View
 from fusebackend.vfs.calls.executor import RouteExecutor
 from fusebackend.vfs.coherence.entry_cache import ENDLESS_TIMEOUT_S, CachePolicy
 from fusebackend.vfs.door import ChangeListener, Door
-from fusebackend.vfs.inodes import NODE_BITS, SYNTHETIC_INDEX, inode_number, node_of, route_index
+from fusebackend.vfs.inodes import NODE_BITS, SYNTHETIC_INDEX, inode_number
 from fusebackend.vfs.options import DEFAULT_DEADLINE_S, DEFAULT_MAX_CALLS, RouteLimits, TreesOptions
 from fusebackend.vfs.pseudo_files import PseudoFiles, own_attr
 
@@ -205,11 +205,8 @@ def _policy(alone: bool, ttl_s: float, features: Features) -> CachePolicy:
 
 def call_and_hold(volume: Volume, function: Callable[..., Attr], *args: Any) -> Attr:
     """Call into a volume for a node that the kernel will hold, and hold it before anyone can free it."""
-    if volume.features.shared:  # the lock does not keep another host from freeing it
-        attr = function(*args)
-        volume.hold(attr.node)
-        return attr
-    with volume.lock:
+    # Of a shared volume, the lock does not keep another host from freeing it.
+    with contextlib.nullcontext() if volume.features.shared else volume.lock:
         attr = function(*args)
         volume.hold(attr.node)
         return attr
@@ -526,8 +523,9 @@ class MountTree:
 
     def place_of(self, inode: int) -> tuple[Route, int] | None:
         """Return the route and node of an inode. None for a synthesised directory."""
-        if route_index(inode) != SYNTHETIC_INDEX:
-            return self.attached[route_index(inode)], node_of(inode)
+        index = inode >> NODE_BITS
+        if index != SYNTHETIC_INDEX:
+            return self.attached[index], inode & MAX_NODE
         return self._junctions[inode].underlying
 
     def is_root(self, inode: int) -> bool:
