@@ -164,24 +164,24 @@ class WriteBarrier:
         self.changing: Counter[int] = Counter()
         """Inodes whose contents are being changed: empty nearly always."""
 
-    def begin(self, routes: Iterable[Route], node: int) -> Callable[[], None]:
-        """Wait until a node of a volume, mounted as these routes, can be changed; returns the end of the change."""
+    def begin(self, route: Route, node: int) -> Callable[[], None]:
+        """Wait until a node of a route can be changed; returns the end of the change."""
         if not self._on:
             return lambda: None
-        inodes = [inode_number(route.index, node) for route in routes]
+        inode = inode_number(route.index, node)
         with self._closed:
-            self.changing.update(inodes)
-            while (wait_s := self._youngest(inodes) + GRACE_S - time.monotonic()) > 0:
+            self.changing[inode] += 1
+            while (wait_s := self._youngest(inode) + GRACE_S - time.monotonic()) > 0:
                 self._closed.wait(wait_s)
-        return partial(self._end, inodes)
+        return partial(self._end, inode)
 
-    def _youngest(self, inodes: list[int]) -> float:
-        """When the last of these files was opened that is still open."""
-        return max((handle.opened_at for handle in list(self._files.values()) if handle.inode in inodes), default=0.0)
+    def _youngest(self, inode: int) -> float:
+        """When the last handle of a file was opened that is still open."""
+        return max((handle.opened_at for handle in list(self._files.values()) if handle.inode == inode), default=0.0)
 
-    def _end(self, inodes: list[int]) -> None:
+    def _end(self, inode: int) -> None:
         with self._closed:
-            self.changing = self.changing - Counter(inodes)  # keeps what is above zero alone
+            self.changing = self.changing - Counter((inode,))  # keeps what is above zero alone
 
     async def admit(self, handle: FileHandle) -> int:
         """Put a new handle into the table, when its file is not just being changed; returns its number."""

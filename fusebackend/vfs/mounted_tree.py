@@ -88,18 +88,16 @@ class FileSystem:
         self.inodes = InodeTable(len(tree.attached))
         self.files: HandleTable[FileHandle] = HandleTable()
         self.directories: HandleTable[DirectoryHandle] = HandleTable()
-        self._add_rules(on)
-        self._add_optimisations(on)
+        self._add_features(on)
         self._add_parts(on)
         self._deadline_s = deadline_s
         self._growing = threading.Lock()
         self._author: Callable[[Request], object] | None = None  # see `record`
         self._make: Callable[[Route], ChangeListener] | None = None
         self._beside: Beside | None = None
-        self._unguard: list[Callable[[], None]] = []
 
-    def _add_rules(self, on: Switches) -> None:
-        """Make what keeps the kernel's caches right."""
+    def _add_features(self, on: Switches) -> None:
+        """Make what keeps the kernel's caches right, and what saves requests."""
         tree, inodes = self.tree, self.inodes
 
         def kernel() -> KernelCache:
@@ -115,9 +113,6 @@ class FileSystem:
         self.append_end = AppendEnd(inodes, self.files, on.append_end)
         self.set_id = SetId(inodes, kernel, on.set_id)
         self.capabilities = Capabilities(inodes, self.files, on.capabilities)
-
-    def _add_optimisations(self, on: Switches) -> None:
-        inodes = self.inodes
         self.negative = NegativeDentries(on.negative_dentries, on.absent_names)
         self.prefill = Prefill(inodes, on.prefill)
         self.cached_readdir = CachedReaddir(inodes, on.cached_readdir)
@@ -128,7 +123,15 @@ class FileSystem:
         tree, inodes = self.tree, self.inodes
         filled, kept = self.prefill.filled, self.cached_readdir.kept
         self.invalidation = Invalidation(
-            tree, inodes, self.dentries, self.page_versions, self.overtaken, self.negative, filled, on.invalidation
+            tree,
+            inodes,
+            self.dentries,
+            self.page_versions,
+            self.overtaken,
+            self.negative,
+            filled,
+            self.write_barrier,
+            on.invalidation,
         )
         self.pruning = Pruning(inodes, self.invalidation, on.pruning)
         self.twins = Twins(tree, inodes, self.invalidation, kept, on.twins)
@@ -367,8 +370,8 @@ class FileSystem:
         of = route if is_restricted else route.files
         handle = FileHandle(entry.inode, of, attr.node, for_volume, self._author)
         handle.bare = True
-        handle.direct = self.direct_io.is_for(flags, attr.mode) or is_restricted
-        self.direct_io.opened(entry.inode, flags)
+        passes, _ = self.direct_io.opened(entry.inode, flags, attr.mode)
+        handle.direct = passes or is_restricted
         self._opened(handle, attr)
         opened = OpenedFile(self.files.add(handle), not is_restricted, handle.direct)
         if self.inodes.beside:
@@ -415,8 +418,9 @@ class FileSystem:
             self.write_barrier.dismiss(number)
             raise
         keep = await self.page_versions.are_good(route, inode, attr)
-        keep = not self.direct_io.opened(inode, flags) and keep
-        handle.direct = self.direct_io.is_for(flags, attr.mode) or handle.node != node
+        passes, is_old = self.direct_io.opened(inode, flags, attr.mode)
+        keep = keep and not is_old
+        handle.direct = passes or handle.node != node
         if route.is_restricted(node):
             keep, handle.direct = False, True
         self._opened(handle, attr)
@@ -638,13 +642,8 @@ class FileSystem:
         """From now on, notify the kernel of changes by others."""
         self.invalidation.start(kernel)
         self.feed.start(kernel)
-        self._unguard = [
-            volume.guard(partial(self.write_barrier.begin, routes)) for volume, routes in self.tree.volumes()
-        ]
 
     def detach(self) -> None:
-        for unguard in self._unguard:
-            unguard()
         self.feed.stop()
         self.invalidation.stop()
 
@@ -723,7 +722,6 @@ class RoutesDirectory:
     def __init__(self, filesystem: FileSystem, directory: Junction) -> None:
         self._filesystem = filesystem
         self._directory = directory
-        self._unguard: dict[AgentPath, Callable[[], None]] = {}
 
     @property
     def path(self) -> AgentPath:
@@ -743,7 +741,6 @@ class RoutesDirectory:
                 route.is_recorded = filesystem._beside.attached(route)
                 filesystem._listen(route)
             filesystem.invalidation.follow()
-            self._unguard[route.prefix] = volume.guard(partial(filesystem.write_barrier.begin, [route]))
         filesystem.invalidation.drop((self._directory.inode, to_name(name)))
 
     def detach(self, name: str) -> None:
@@ -751,7 +748,6 @@ class RoutesDirectory:
         filesystem = self._filesystem
         with filesystem._growing:
             route = filesystem.tree.beside[join(self._directory.path, name)]
-            self._unguard.pop(route.prefix)()
             if filesystem._beside is not None:
                 filesystem._beside.detached(route)
             filesystem.tree.remove_route(route, self._directory)

@@ -27,6 +27,7 @@ from fusebackend.rules.ruled_volume import NODES
 from fusebackend.vfs.coherence.dentries import Dentries, Name, links_of
 from fusebackend.vfs.coherence.entry_cache import NegativeDentries, Overtaken
 from fusebackend.vfs.coherence.page_cache import NO_KERNEL, KernelCache, PageVersions
+from fusebackend.vfs.handles import WriteBarrier
 from fusebackend.vfs.inodes import ROOT_INODE, SYNTHETIC_INDEX, InodeTable, inode_number, route_index
 from fusebackend.vfs.junctions import MountTree, Route
 
@@ -45,6 +46,7 @@ class Invalidation:
         overtaken: Overtaken,
         negative: NegativeDentries,
         filled: set[int],
+        barrier: WriteBarrier,
         on: bool,
     ) -> None:
         self._tree = tree
@@ -53,10 +55,11 @@ class Invalidation:
         self._page_versions = page_versions
         self._negative = negative
         self._filled = filled  # of `Prefill`
+        self._barrier = barrier
         self._on = on
         self.overtaken = overtaken
         self.kernel: KernelCache = NO_KERNEL
-        self._unsubscribe: list[Callable[[], None]] = []
+        self._ends: list[Callable[[], None]] = []  # of what a volume calls
         self._followed = 0  # of the tree's routes
         self._guard = threading.Lock()
 
@@ -65,18 +68,22 @@ class Invalidation:
         self.follow()
 
     def follow(self) -> None:
-        """Subscribe to routes that were attached since the last call, if there is a kernel. In any thread."""
+        """Subscribe to routes that were attached since the last call, and have agents' changes of their files pass the
+        write barrier, if there is a kernel. In any thread."""
         with self._guard:
             if self.kernel is not NO_KERNEL:
                 new = self._tree.attached[self._followed :]
                 self._followed += len(new)
-                self._unsubscribe += [route.volume.subscribe(partial(self.changed, route)) for route in new]
+                self._ends += [route.volume.subscribe(partial(self.changed, route)) for route in new]
+                self._ends += [
+                    route.volume.guard(partial(self._barrier.begin, route)) for route in new if route.files is route
+                ]
 
     def stop(self) -> None:
         with self._guard:
-            for unsubscribe in self._unsubscribe:
-                unsubscribe()
-            self._unsubscribe = []
+            for end in self._ends:
+                end()
+            self._ends = []
             self.kernel = NO_KERNEL
 
     def expire(self, route: Route) -> None:

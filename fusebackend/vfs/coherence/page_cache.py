@@ -217,19 +217,20 @@ class DirectIO:
         self.writers: dict[int, int] = inodes.by_inode({})
         """Inodes by how many handles with O_DIRECT they have that may write; 0 until the next `open`."""
 
-    def is_for(self, flags: int, mode: int) -> bool:
-        """True if writes of a handle with these `open(2)` flags, of a file of this mode, pass the page cache."""
-        fits = flags & self._flags and flags & os.O_ACCMODE == os.O_WRONLY
-        return bool(fits) and not mode & (stat.S_ISUID | stat.S_ISGID)
+    def opened(self, inode: int, flags: int, mode: int) -> tuple[bool, bool]:
+        """Note an open of a file of this mode, with these `open(2)` flags.
 
-    def opened(self, inode: int, flags: int) -> bool:
-        """Note an open; returns whether pages of a write on its way may be in the kernel."""
+        Returns:
+            Whether writes of the handle pass the page cache; and whether the kernel may have pages of before a write
+            that is on its way.
+        """
         writers = self.writers.get(inode)
         if self._follows and flags & os.O_DIRECT and flags & os.O_ACCMODE != os.O_RDONLY:
             self.writers[inode] = (writers or 0) + 1
         elif writers == 0:
             del self.writers[inode]
-        return writers is not None
+        passes = flags & self._flags and flags & os.O_ACCMODE == os.O_WRONLY
+        return bool(passes) and not mode & (stat.S_ISUID | stat.S_ISGID), writers is not None
 
     def closed(self, inode: int, flags: int) -> None:
         """Note that a handle was closed, if there are such `writers`."""

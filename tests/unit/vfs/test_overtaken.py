@@ -202,7 +202,7 @@ def test_a_node_that_was_looked_up_again_while_its_forgetting_waited_is_kept(
     ],
 )
 def test_writes_pass_the_page_cache_where_no_mapped_page_can_undo_them(flags: int, mode: int, passes: bool) -> None:
-    assert DirectIO(InodeTable(), True, True, True).is_for(flags, mode) is passes
+    assert DirectIO(InodeTable(), True, True, True).opened(2, flags, mode)[0] is passes
 
 
 # -- the kernel is told again --------------------------------------------------------------------------------------

@@ -105,13 +105,13 @@ async def test_what_is_opened_meanwhile_waits_for_the_change(mount: Mount) -> No
 @pytest.mark.trio
 async def test_what_waits_for_a_change_waits_for_the_next_one_too(mount: Mount) -> None:
     """The second begins when the first has ended, before the file is in the table of those that are open."""
-    grace, routes, inode = mount.filesystem.write_barrier, mount.filesystem.tree.routes, mount.kernel.inode("/f")
-    end = grace.begin(routes, inode)
+    grace, route, inode = mount.filesystem.write_barrier, mount.filesystem.tree.routes[0], mount.kernel.inode("/f")
+    end = grace.begin(route, inode)
     add, number, second = mount.filesystem.files.add, [], []
 
     def adding(handle: FileHandle) -> int:
         if len(number) == 1:
-            second.append(grace.begin(routes, inode))
+            second.append(grace.begin(route, inode))
         number.append(add(handle))
         return number[-1]
 
@@ -131,7 +131,7 @@ async def test_what_waits_for_a_change_waits_for_the_next_one_too(mount: Mount) 
 
 def test_an_open_does_not_wait_for_ever(mount: Mount, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(grace_module, "PATIENCE_S", 0.02)
-    end = mount.filesystem.write_barrier.begin(mount.filesystem.tree.routes, mount.kernel.inode("/f"))
+    end = mount.filesystem.write_barrier.begin(mount.filesystem.tree.routes[0], mount.kernel.inode("/f"))
     opened = trio.run(mount.filesystem.open, mount.kernel.inode("/f"), os.O_RDONLY)
     assert opened.number
     end()
