@@ -180,8 +180,6 @@ class Listing:
     ) -> None:
         self._cached = cached
         self._resolver = resolver
-        self._inodes = resolver.inodes
-        self._overtaken = resolver.overtaken
         self._lookup = lookup
 
     async def list(self, handle: DirectoryHandle, offset: int, emit: Emit) -> None:
@@ -217,9 +215,9 @@ class Listing:
                 return
             position = 1
         if position == 1:
-            known = self._inodes.get(handle.inode)
+            known = self._resolver.inodes.get(handle.inode)
             parent = known.parent if known is not None else handle.inode
-            above = parent if self._inodes.get(parent) is not None else handle.inode
+            above = parent if self._resolver.inodes.get(parent) is not None else handle.inode
             if not emit(b"..", Entry(above, _SOME_DIRECTORY, 0), 2):
                 return
             position = 2
@@ -249,7 +247,7 @@ class Listing:
         if child.route is None or not child.route.executor.blocking:
             with contextlib.suppress(OSError):
                 return await self._lookup(handle.inode, name)
-        self._inodes.reference(child.inode, handle.inode, name, _SOME_DIRECTORY)
+        self._resolver.inodes.reference(child.inode, handle.inode, name, _SOME_DIRECTORY)
         return Entry(child.inode, _SOME_DIRECTORY, 0)
 
     async def _list_volume(
@@ -273,7 +271,7 @@ class Listing:
         while True:
             if not page:
                 # From before the call: a later change is not in the page.
-                at, generation = self._changes(route), self._overtaken.generation
+                at, generation = self._changes(route), self._resolver.overtaken.generation
                 page = list(await route.ask(route.volume.readdir_brief, handle.node, after, limit))
                 if not page:
                     self._cached.listed(handle.inode, len(names))
@@ -296,7 +294,7 @@ class Listing:
 
     def _changes(self, route: Route) -> int:
         """The count of changes that a page belongs to: of a shared volume, only those by others."""
-        return self._overtaken.generation if route.shared else self._resolver.changes
+        return self._resolver.overtaken.generation if route.shared else self._resolver.changes
 
     def _is_good(self, handle: DirectoryHandle, route: Route, position: int) -> bool:
         """True if the rest of the page that was read last may be given out.

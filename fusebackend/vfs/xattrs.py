@@ -27,16 +27,13 @@ class ExtendedAttributes:
     def __init__(self, resolver: InodeResolver, capabilities: Capabilities) -> None:
         self._capabilities = capabilities
         self._resolver = resolver
-        self._tree = resolver.tree
-        self._inodes = resolver.inodes
-        self._twins = resolver.twins
         self.status: Callable[[], bytes] = lambda: b"{}"
         self.socket = b""  # the control socket's path, once it listens
         self.has_acls: Callable[[], bool] = lambda: False  # whether the kernel checks them
 
     async def get(self, inode: int, name: bytes) -> bytes:
-        if name == STATUS_XATTR and self._tree.is_root(inode):
-            if self._tree.attached[route_index(inode)].is_view:
+        if name == STATUS_XATTR and self._resolver.tree.is_root(inode):
+            if self._resolver.tree.attached[route_index(inode)].is_view:
                 raise oserror(errno.ENODATA)
             return self.status()
         if name == SOCKET_XATTR and self.socket:
@@ -101,9 +98,9 @@ class ExtendedAttributes:
         return name in acl.NAMES and route.volume.features.acls and self.has_acls()
 
     def _changed(self, inode: int, route: Route, node: int) -> None:
-        known = self._inodes.get(inode)
-        if self._inodes.beside and known is not None and known.is_dir:
-            self._twins.attributes_changed(route, node)
+        known = self._resolver.inodes.get(inode)
+        if self._resolver.inodes.beside and known is not None and known.is_dir:
+            self._resolver.twins.attributes_changed(route, node)
 
 
 _SELINUX = b"security.selinux"
