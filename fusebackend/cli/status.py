@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -13,10 +13,12 @@ from fusebackend.cli import target
 from fusebackend.cli.show import Output, aligned, json_option, to_the_second
 from fusebackend.cli.space import limit_text
 from fusebackend.cli.target import complete_mountpoint
-from fusebackend.control import rendezvous
 from fusebackend.linux import mount_table as table
 from fusebackend.linux.mount_table import MountError, MountState
 from fusebackend.linux.unmount import why_hung
+
+if TYPE_CHECKING:
+    from fusebackend.control.rendezvous import Served
 
 
 @click.command()
@@ -28,6 +30,8 @@ def status(mountpoint: str | None, output: Output) -> None:
     `state` is alive, dead (the server is gone), hung (it does not answer) or denied (it is another user's). With a
     MOUNTPOINT, the exit status is 0 only if that mount is alive.
     """
+    from fusebackend.control import rendezvous
+
     if mountpoint is None:
         states = [*table.probe(*target.mountpoints()), *map(_of_served, rendezvous.served())]
     else:
@@ -46,7 +50,7 @@ def status(mountpoint: str | None, output: Output) -> None:
         sys.exit(1)
 
 
-def _of_served(served: rendezvous.Served) -> MountState:
+def _of_served(served: Served) -> MountState:
     """Ask the server of what is not mounted."""
     from fusebackend.control.client.client import Client
     from fusebackend.control.client.client_connection import ServerLost

@@ -23,9 +23,6 @@ from fusebackend.base import errors, paths
 from fusebackend.base.paths import ROOT, TREES_NAME, AgentPath, PathError
 from fusebackend.base.shown import shown
 from fusebackend.cli.show import Failed
-from fusebackend.control import rendezvous
-from fusebackend.linux import mount_table as table
-from fusebackend.linux.mount_table import MountError
 
 if TYPE_CHECKING:
     from fusebackend.control.client.client import Client
@@ -182,6 +179,9 @@ def here(mount: str | None, how: str = "with --mount") -> Target:
     Raises:
         Failed: there is no such mount, or more than one.
     """
+    from fusebackend.control import rendezvous
+    from fusebackend.linux.mount_table import MountError
+
     if mount is not None:
         return locate(ROOT, mount)
     try:
@@ -216,11 +216,16 @@ def find(what: str, name: str, known: Iterable[Named]) -> Named:
 
 
 def mountpoints() -> list[str]:
+    from fusebackend.linux import mount_table as table
+
     return [entry.mountpoint for entry in table.our_mounts()]
 
 
 def _split(given: str, follow: bool) -> tuple[str, str]:
     """A path of the file system as mount point and agent path. Raises `Failed`."""
+    from fusebackend.control import rendezvous
+    from fusebackend.linux.mount_table import MountError
+
     try:
         return rendezvous.split(given, follow=follow)
     except MountError as error:
@@ -235,6 +240,9 @@ def _split(given: str, follow: bool) -> tuple[str, str]:
 
 def _place(mount: str) -> str:
     """The mount that `--mount` names: by a path in it, or by its socket or configuration. Raises `Failed`."""
+    from fusebackend.control import rendezvous
+    from fusebackend.linux.mount_table import MountError
+
     try:
         return rendezvous.place_of(mount)[0]
     except MountError as error:
@@ -269,6 +277,7 @@ def _client(mountpoint: str) -> Client:
 
 
 def open_client(mountpoint: str) -> Client:
+    from fusebackend.control import rendezvous
     from fusebackend.control.client.client import Client
 
     # The socket of a view says itself what its clients see; elsewhere it is everything.

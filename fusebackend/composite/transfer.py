@@ -41,8 +41,9 @@ from fusebackend.remote.files_update import collecting
 from fusebackend.remote.volume import ForeignVolume, volume_of
 from fusebackend.rules import met
 from fusebackend.volumes import placing
-from fusebackend.volumes.agent_face import REMOVED_AT_ONCE, VolumeBackend
+from fusebackend.volumes.agent_face import VolumeBackend
 from fusebackend.volumes.contents import data_pieces
+from fusebackend.volumes.removal import REMOVED_AT_ONCE
 from fusebackend.volumes.walk import Place, below, find, known, resolve
 
 log = logging.getLogger(__name__)

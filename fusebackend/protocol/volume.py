@@ -379,9 +379,11 @@ class Volume(abc.ABC):
     _later: _Later
 
     def __new__(cls, *_: Any, **__: Any) -> Self:
-        """Make a lock, and the change feed. Not in `__init__`, which is a subclass's own: it may take another lock."""
+        """Make a lock, where the class has none, and the change feed. Not in `__init__`, which is a subclass's own: it
+        may take another lock."""
         volume = super().__new__(cls)
-        volume.lock = threading.RLock()
+        if not hasattr(cls, "lock"):
+            volume.lock = threading.RLock()
         volume._subscribers, volume._observers, volume._guards = [], [], []
         volume._changes = []
         volume._later = _Later()

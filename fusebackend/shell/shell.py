@@ -20,7 +20,7 @@ import contextlib
 import os
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -162,11 +162,7 @@ class Shell:
 
         if watch.gone:
             raise SandboxError(f"nothing is mounted on '{self.mountpoint}' any more")
-        try:
-            launch = self._start(command.text, cwd)
-        except (OSError, ValueError) as error:  # a NUL, or longer than 128 KiB; a limit of this machine
-            raise SandboxError(f"the command can't be started: {error}") from None
-        with launch:
+        with self._start(command.text, cwd) as launch:
             stdin, most = command.stdin or b"", self.options.max_output_bytes
             output = StartedProcess(launch.process, most, stdin=stdin, on_output=command.on_output)
             group = None
@@ -205,7 +201,7 @@ class Shell:
                     "a view binds commands in a sandbox alone, and this mount has execute.sandbox = none"
                 )
             env = system.environment(cwd, dict(options.env))
-            return Unconfined(command, self.mountpoint + cwd, env)
+            return _made(lambda: Unconfined(command, self.mountpoint + cwd, env))
         view, cwd = self._place(cwd)
         program = bubblewrap.find()
         user = bubblewrap.user_namespace(program)
@@ -214,7 +210,7 @@ class Shell:
             filtered = seccomp.program(counted=self._namespace.is_made)
         words = bubblewrap.arguments(mounts, options, user, cwd)
         entering = [*self._namespace.entering(), program]
-        return Sandboxed(entering, words, command, lambda: self._check(mounts), filtered)
+        return _made(lambda: Sandboxed(entering, words, command, lambda: self._check(mounts), filtered))
 
     def _granting(self, view: SandboxRoot) -> SandboxRoot:
         """Return a view that has the granted parts of the trees directory, as far as the mount has them: there are no
@@ -284,3 +280,10 @@ class Shell:
         if self._checks is None or self._checks[0] != seen:
             self._checks = seen, MountCheck(mounts, table.parse(os.fsdecode(seen[0])))
         return self._checks[1]
+
+
+def _made(make: Callable[[], Launch]) -> Launch:
+    try:
+        return make()
+    except (OSError, ValueError) as error:  # a NUL, or longer than 128 KiB; a limit of this machine
+        raise SandboxError(f"the command can't be started: {error}") from None

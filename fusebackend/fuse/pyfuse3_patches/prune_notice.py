@@ -36,7 +36,7 @@ class PruneNotice:
 
     def send(self, inodes: Sequence[int]) -> None:
         """Have the kernel drop those of these inodes that nothing uses."""
-        if self._is_refused:
+        if self._is_refused or self._diversion.kernel < 0:  # closed
             return
         ids = struct.pack(f"={len(inodes)}Q", *inodes)
         try:
