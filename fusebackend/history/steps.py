@@ -149,7 +149,7 @@ class _Recorded:
                 self._recorder.history.doubt(self._noted[key])
 
     def rows(self, volume: Volume, changes: Changes) -> Sequence[LogRow]:
-        routes = [each.route for each in reversed(self._before)]
+        routes = (each.route for each in reversed(self._before))  # a verb may have thousands; its last is asked for
         there = (each for each in routes if isinstance(each.volume, SnapshotVolume) and each.volume.kept_by is volume)
         route = next(there, None)
         if route is None:

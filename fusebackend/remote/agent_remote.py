@@ -10,6 +10,7 @@ import contextlib
 import datetime
 import errno
 import logging
+import threading
 import time
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import replace
@@ -73,6 +74,7 @@ class AgentRemote(Remote):
         )
         self._clock = clock
         self._recent: Recent[str, tuple[float, bytes]] = Recent(PROBE_KEPT)
+        self._guard = threading.Lock()  # of changes of `_recent`
 
     @property
     def write_once(self) -> bool:
@@ -108,7 +110,7 @@ class AgentRemote(Remote):
 
     def _delete(self, path: AgentPath) -> str | None:
         """Delete a file or directory; the error, None for success."""
-        self._recent.pop(path, None)
+        self._forget(path)
         result = self.face.delete(path)
         note(result.files_update, self._runtime)
         return result.error
@@ -139,12 +141,18 @@ class AgentRemote(Remote):
                 heads.append(oserror(errno.EIO, path))
                 continue
             heads.append(Head(len(answer.content), digest_of(answer.content)))
-            self._recent[path] = (now, answer.content)
-        kept = sum(len(data) for _, data in self._recent.values())
-        while self._recent and kept > PROBE_BYTES:  # other threads take some away meanwhile
-            _, (_, data) = self._recent.popitem(last=False)
-            kept -= len(data)
+            with self._guard:
+                self._recent[path] = (now, answer.content)
+        with self._guard:
+            kept = sum(len(data) for _, data in self._recent.values())
+            while kept > PROBE_BYTES:
+                _, (_, data) = self._recent.popitem(last=False)
+                kept -= len(data)
         return heads
+
+    def _forget(self, path: AgentPath) -> None:
+        with self._guard:
+            self._recent.pop(path, None)
 
     def _download(self, path: AgentPath) -> bytes | None:
         """A file's bytes, None when there is no such file."""
@@ -166,7 +174,7 @@ class AgentRemote(Remote):
 
     def _upload(self, path: AgentPath, data: bytes) -> None:
         (answer,) = self.face.upload_files([(path, data)])
-        self._recent.pop(path, None)
+        self._forget(path)
         if answer.error is not None:
             raise self._failure(answer.error, path)
         note(answer.files_update, self._runtime)  # a state-backed one leaves it to its caller
@@ -276,7 +284,8 @@ class AgentRemote(Remote):
         return found if isinstance(found, tuple) else None
 
     def expire(self) -> None:
-        self._recent.clear()
+        with self._guard:
+            self._recent.clear()
 
     def _failure(self, error: str, path: AgentPath) -> OSError:
         """The `OSError` for an error of the backend. One without a code is EIO, and logged: no process sees it."""

@@ -911,8 +911,10 @@ class BranchVolume(SqliteVolume):
         others each chunk with data counts as full, and no more than `COUNTED_CHUNKS` of a snapshot."""
         origin, first = self.origin_of(inode.node), -(-size >> CHUNK_SHIFT)
         limit, start = origin.limit or 0, first << CHUNK_SHIFT
+        before = self._next_chunk(inode.node, 0)
+        least = allocated_blocks(1) if before is not None and before < first else 0
         if start >= limit:
-            return 0, 0
+            return 0, least
         last = (limit - 1) >> CHUNK_SHIFT
         own = self._indices(inode.node, first, last)
 
@@ -931,8 +933,7 @@ class BranchVolume(SqliteVolume):
             else:
                 found = itertools.takewhile(lambda index: index <= last, _data_chunks(volume, handle, start))
                 below = set(itertools.islice(found, COUNTED_CHUNKS))
-        before = self._next_chunk(inode.node, 0)
-        return blocks_of(below - own), allocated_blocks(1) if before is not None and before < first else 0
+        return blocks_of(below - own), least
 
     # -- storage: extended attributes --------------------------------------------------------------------------
 

@@ -284,19 +284,24 @@ def test_an_fsync_that_waits_while_what_was_written_is_lost_says_so() -> None:
     assert ended == [errno.ESTALE]
 
 
-def test_sizes_are_told_though_another_thread_takes_away_what_was_kept_of_the_files(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    class Emptied(OrderedDict[str, Any]):
-        def values(self) -> Any:  # they are taken away when they have been counted
-            found = list(super().values())
-            self.clear()
-            return found
+def test_what_is_kept_of_files_is_counted_and_dropped_by_one_thread_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    held = []
+
+    class Watched(OrderedDict[str, Any]):
+        def values(self) -> Any:
+            held.append(remote._guard.locked())
+            return super().values()
+
+        def pop(self, *args: Any) -> Any:
+            held.append(remote._guard.locked())
+            return super().pop(*args)
 
     monkeypatch.setattr(agent_remote, "PROBE_BYTES", 10)
     remote = duck({"/a": b"0123456789", "/b": b"0123456789"})[1].remote
-    monkeypatch.setattr(remote, "_recent", Emptied())
+    monkeypatch.setattr(remote, "_recent", Watched())
     assert [head.size for head in remote.heads([("a", 1), ("b", 1)]) if isinstance(head, Head)] == [10, 10]
+    remote.delete("b")
+    assert held == [True, True]
 
 
 def test_an_own_upload_is_known_though_the_service_refuses_to_say_what_is_there(

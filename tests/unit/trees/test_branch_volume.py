@@ -250,8 +250,9 @@ def test_a_file_with_holes_whose_chunks_are_not_full_still_has_blocks_when_it_is
         for number in range(1, 4):
             overwrite(below, node, number << 20, b"data")
         with contextlib.closing(branch_over(tmp_path / "branch.db", {ROOT: below})) as branch:
-            blocks = branch.setattr(node_at(branch, "sparse"), AttrChanges(size=1 << 20)).blocks
-            assert 0 < blocks <= allocated_blocks(1 << 20)
+            for size in (3 << 20, (1 << 20) + 40_000, (1 << 20) + 20_000, 1 << 20, 60_000, 30_000):
+                blocks = branch.setattr(node_at(branch, "sparse"), AttrChanges(size=size)).blocks
+                assert 0 < blocks <= allocated_blocks(size)
 
 
 def test_a_write_completes_when_its_caller_cancels_once_it_has_begun(tmp_path: Path) -> None:

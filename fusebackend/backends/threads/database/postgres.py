@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import json
 import re
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -53,8 +54,10 @@ def _placeholders(statement: str) -> str:
 _OF_LINE: Final = "c.thread_id = :thread AND c.checkpoint_ns = :namespace"
 
 _LINKS: Final = f"""
-SELECT c.checkpoint_id, c.parent_checkpoint_id, c.checkpoint ->> 'ts', c.checkpoint -> 'channel_versions',
-    c.checkpoint -> 'channel_values' -> :channel, c.checkpoint -> 'pruned' ? :channel, b.type, b.blob
+SELECT c.checkpoint_id, c.parent_checkpoint_id,
+    CASE jsonb_typeof(c.checkpoint -> 'ts') WHEN 'string' THEN c.checkpoint ->> 'ts' END,
+    c.checkpoint -> 'channel_versions', CAST(c.checkpoint -> 'channel_values' -> :channel AS text),
+    jsonb_typeof(c.checkpoint -> 'pruned') = 'array' AND c.checkpoint -> 'pruned' ? :channel, b.type, b.blob
 FROM checkpoints c LEFT JOIN checkpoint_blobs b
 ON b.thread_id = :thread AND b.checkpoint_ns = :namespace AND b.channel = :channel
     AND b.version = c.checkpoint -> 'channel_versions' ->> :channel AND b.type <> 'empty'
@@ -160,7 +163,9 @@ class PostgresDatabase(SaverTables):
         """A checkpoint that is no mapping has no channels: its descendants are read past it."""
         found, parent, ts, versions, inline, is_lost, kind, blob = row
         require_versions(found, versions)
-        stored: Any = LOST if is_lost else NOTHING if inline is None else inline
+        stored: Any = LOST if is_lost else NOTHING
+        if inline is not None:  # as text: a null of JSON is a value
+            stored = json.loads(inline)
         if kind is not None:
             stored = value_of(found, channel, Raw(kind, blob))
         return Link(found, parent or None, ts, channel in (versions or ()), stored)

@@ -14,7 +14,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypedDict
 
 import graphs
 import msgspec
@@ -25,6 +25,7 @@ from agentface import names, text
 from eventually import eventually
 from for_each import for_each
 from graphs import say, thread, use, user, write
+from langgraph.graph import START, StateGraph
 from nodes import node_at
 from raising import raising
 from test_threads_model import deltas
@@ -669,6 +670,18 @@ def test_a_checkpoint_that_is_no_mapping_hides_none_that_follow_from_it(postgres
         newest = history(backend, "/plain")[-1]
         for directory in ("/plain/head", f"/plain/history/{newest}"):
             assert names(backend, directory) == ["a.txt", "c.txt", "second.txt"]
+
+
+def test_a_value_of_none_is_a_value(postgres_dsn: str) -> None:
+    graph = StateGraph(TypedDict("State", {"messages": Any}))
+    for number, value in enumerate([[{"role": "user", "content": "hi", "id": "1"}], None]):
+        graph.add_node(str(number), lambda state, value=value: {"messages": value})
+    graph.add_edge(START, "0")
+    graph.add_edge("0", "1")
+    with graphs.postgres_saver(postgres_dsn) as saver:
+        graph.compile(checkpointer=saver).invoke({"messages": []}, threadcases.thread("none"))
+    with ThreadsBackend.from_postgres(postgres_dsn, cache=False) as backend:
+        assert text(backend, "/none/messages.jsonl") == ""
 
 
 def test_an_error_of_a_value_that_is_kept_apart_names_its_checkpoint(postgres_dsn: str) -> None:
