@@ -40,7 +40,7 @@ TESTS = Path(__file__).parents[2]
 
 def test_the_file_of_a_feature_says_how_to_turn_it_off() -> None:
     package = Path(fusebackend.vfs.__file__).parents[1]
-    files = [*package.glob("vfs/**/*.py"), *package.glob("mount/**/*.py")]
+    files = [*package.glob("vfs/**/*.py"), *package.glob("fuse/**/*.py")]
     openings = [text for file in files for text in _openings(ast.parse(file.read_text()))]
     for case in each(NAMES):
         with case as name:
