@@ -473,7 +473,7 @@ class BranchVolume(SqliteVolume):
 
     def key_of(self, prefix: AgentPath, node: int) -> tuple[Hashable, int] | None:
         """As `MergeTree.key_of`, for a tree with the branch at its root: the prefix and the node in the mount that a
-        file is of; ("new", node) for one that only the branch has; None for a live file that is gone."""
+        file is of; ("new", node) for a file that only the branch has; None for a live file that is gone."""
         if node >= FIRST_OWN:
             return "new", node
         with self.lock:
@@ -911,10 +911,13 @@ class BranchVolume(SqliteVolume):
         others each chunk with data counts as full, and no more than `COUNTED_CHUNKS` of a snapshot."""
         origin, first = self.origin_of(inode.node), -(-size >> CHUNK_SHIFT)
         limit, start = origin.limit or 0, first << CHUNK_SHIFT
-        before = self._next_chunk(inode.node, 0)
-        least = allocated_blocks(1) if before is not None and before < first else 0
+
+        def least() -> int:
+            before = self._next_chunk(inode.node, 0)
+            return allocated_blocks(1) if before is not None and before < first else 0
+
         if start >= limit:
-            return 0, least
+            return 0, least()
         last = (limit - 1) >> CHUNK_SHIFT
         own = self._indices(inode.node, first, last)
 
@@ -933,7 +936,7 @@ class BranchVolume(SqliteVolume):
             else:
                 found = itertools.takewhile(lambda index: index <= last, _data_chunks(volume, handle, start))
                 below = set(itertools.islice(found, COUNTED_CHUNKS))
-        return blocks_of(below - own), least
+        return blocks_of(below - own), least()
 
     # -- storage: extended attributes --------------------------------------------------------------------------
 
