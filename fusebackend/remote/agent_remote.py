@@ -135,15 +135,17 @@ class AgentRemote(Remote):
     def _probe(self, batch: list[AgentPath]) -> list[Head | OSError | None]:
         now = self._clock()
         heads: list[Head | OSError | None] = []
+        downloaded: list[tuple[AgentPath, bytes]] = []
         for path, answer in zip(batch, self.face.download_files(batch), strict=True):
             if answer.content is None:
                 log.info("%s: the size of %s is not known: %s", self.name, path, answer.error)
                 heads.append(oserror(errno.EIO, path))
                 continue
             heads.append(Head(len(answer.content), digest_of(answer.content)))
-            with self._guard:
-                self._recent[path] = (now, answer.content)
+            downloaded.append((path, answer.content))
         with self._guard:
+            for path, data in downloaded:
+                self._recent[path] = (now, data)
             kept = sum(len(data) for _, data in self._recent.values())
             while kept > PROBE_BYTES:
                 _, (_, data) = self._recent.popitem(last=False)
