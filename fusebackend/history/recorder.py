@@ -605,7 +605,7 @@ class HistoryListener(ChangeListener):
 # with higher numbers were not made.
 #
 # What a verb removes or replaces is recorded before it does so. So the records of verbs that went on at that moment, or
-# when the server was killed, are looked at one by one: one that the tree shows as not made was not.
+# when the server was killed, are looked at one by one: a change that the tree does not show was not made.
 #
 # A volume that keeps a log (`SnapshotVolume.keep_log`) has a record of each change that was made, in the change. There,
 # only the records of the calls that the kill has interrupted are looked at, for an undo and a merge record before, too.

@@ -629,7 +629,7 @@ class Volume(abc.ABC):
     def close(self) -> None:
         """Make everything durable and let go of files and connections. Nothing may be called afterwards."""
 
-    # -- changes by the agent face, and those who are told of them -----------------------------------------------
+    # -- changes by the agent face, and their listeners ----------------------------------------------------------
 
     def subscribe(self, callback: Callable[[Change], None]) -> Callable[[], None]:
         """Call `callback` after each change not made through the kernel face; returns the function that ends that.

@@ -603,7 +603,7 @@ class InterruptedVerbs:
         caller = budget.current()
 
         def ending_with_caller() -> ExecuteResponse:
-            with budget.ending_with(caller):  # who may be cancelled, and then holds no memory of it any more
+            with budget.ending_with(caller):  # a cancelled caller holds no memory of it any more
                 return run()
 
         begin = partial(contextvars.copy_context().run, ending_with_caller)

@@ -403,7 +403,7 @@ WHY_NONE = (
 
 
 class Unmounted:
-    """In the place of `mount.session.Session`, whose arguments it takes: a tree that is served without the kernel.
+    """In the place of `fuse.session.Session`, whose arguments it takes: a tree that is served without the kernel.
 
     Nothing here needs /dev/fuse, libfuse or pyfuse3: the verbs of the control socket reach the main tree, snapshots,
     branches, views and the log by themselves. Changes are recorded and watched as in a mount. `run` takes the calling

@@ -222,7 +222,7 @@ class MergeTree:
             that leads to those below it.
         prefixes: those of all routes of the mount.
         key_of: gives keys; None where nodes of the volumes mean nothing in other trees.
-        time_ns: when the tree was frozen, or what a branch is above; 0 for one that changes.
+        time_ns: when the tree was frozen, or what a branch is above; 0 for a tree that changes.
         is_unknown: says of a node that its bytes are not those that the tree had, which nobody has kept.
         is_live: says of a node that others change it: no time tells whether they have (a program may set all of them).
         has_own_names: says of a directory's node that its names may be other ones than in the tree it is compared with.

@@ -74,8 +74,9 @@ class SaverDialect(NamedTuple):
     """The statement for channel, type and bytes of a checkpoint's values that are kept apart, where any are."""
     sizes_beside: str = ""
     """The statement for channel, version and size of the values of a line that are kept apart, 0 for none, where any
-    are; and the one that deletes a value."""
+    are."""
     remove_beside: str = ""
+    """The statement that deletes such a value."""
     lock_writers: str = ""
     """The statement that keeps other writers out, where a transaction doesn't."""
     lock_prunes: str = ""
