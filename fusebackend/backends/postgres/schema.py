@@ -242,31 +242,26 @@ def keep_changes(volume: int) -> Statement:
     )
 
 
-def _skipping() -> str:
-    def last(sequence: str) -> str:
-        return f"coalesce(pg_sequence_last_value({sequence}::regclass), 0)"
+_AGE_S: Final = "extract(epoch FROM now() - timestamptz '2026-01-01 00:00Z')"
 
-    age = "extract(epoch FROM now() - timestamptz '2026-01-01 00:00Z')"
-    small = f"least({age}::int8, {SMALL_AGE_S})"
-    volumes, sessions = (f"pg_get_serial_sequence('fusebackend.{table}', 'id')" for table in ("volume", "session"))
-    blocks = f"({age} * {BLOCKS_A_SECOND})::int8 * {NODES_AT_ONCE}"
-    places = {"'fusebackend.node_block'": blocks, volumes: small, sessions: small}
-    may = " AND ".join(f"has_sequence_privilege({sequence}, 'UPDATE')" for sequence in places)
-    moves = (
-        f"setval({sequence}, greatest({last(sequence)} + {NODES_AT_ONCE if place == blocks else 1}, {place}))"
-        for sequence, place in places.items()
-    )
-    return f"""
-WITH started AS (
+SKIP_NUMBERS: Final[Statement] = (
+    f"""
+WITH numbers (sequence, step, place) AS (VALUES
+    ('fusebackend.node_block', {NODES_AT_ONCE}, ({_AGE_S} * {BLOCKS_A_SECOND})::int8 * {NODES_AT_ONCE}),
+    (pg_get_serial_sequence('fusebackend.volume', 'id'), 1, least({_AGE_S}::int8, {SMALL_AGE_S})),
+    (pg_get_serial_sequence('fusebackend.session', 'id'), 1, least({_AGE_S}::int8, {SMALL_AGE_S}))
+), started AS (
     INSERT INTO fusebackend.change_kept (volume, floor, done, at)
-    SELECT 0, '1:1:', '1:1:', pg_postmaster_start_time() WHERE {may}
+    SELECT 0, '1:1:', '1:1:', pg_postmaster_start_time()
+    WHERE (SELECT bool_and(has_sequence_privilege(sequence, 'UPDATE')) FROM numbers)
     ON CONFLICT (volume) DO UPDATE SET at = EXCLUDED.at WHERE change_kept.at <> EXCLUDED.at RETURNING volume
 )
-SELECT {", ".join(moves)} FROM started WHERE {last(volumes)} > 0
-"""
-
-
-SKIP_NUMBERS: Final[Statement] = (_skipping(), ())
+SELECT setval(sequence, greatest(coalesce(pg_sequence_last_value(sequence::regclass), 0) + step, place))
+FROM started CROSS JOIN numbers
+WHERE coalesce(pg_sequence_last_value(pg_get_serial_sequence('fusebackend.volume', 'id')::regclass), 0) > 0
+""",
+    (),
+)
 """Has numbers of volumes, sessions and nodes go on elsewhere, once after each start or recovery of the server; to be
 sent before any are taken.
 
