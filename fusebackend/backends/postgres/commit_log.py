@@ -4,7 +4,7 @@ A killed server takes what it had in memory: the records of the last tenth of a 
 The rows say which changes were made, and the next server of that history takes them up. The statement that tells the
 feed of a change adds its row: one of its own would take twice as long. Every `PERIOD_S` of the session another one
 deletes those that the history has in its file, until `SETTLED_S` after the last change. A host that never comes back
-leaves its rows: after `KEPT`, longer than a history keeps its calls, another one deletes them.
+leaves its rows: the next one that begins after `KEPT`, longer than a history keeps its calls, deletes them.
 
 A crash of the server takes the last changes with their rows (`unsynced.py`), and the history has their records. So no
 row is deleted before the server's disk has it; after a crash the history is told which rows are not there.
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 KEPT: Final = "7 days"
 """How long the rows of a history are kept for it."""
 
-OLD_EVERY_S: Final = 3600.0
 SETTLED_S: Final = 120.0
 """So long after its last row a history has none there: longer than a transaction, and than its outcome is in doubt
 (`history_file.DOUBT_S`)."""
@@ -48,7 +47,6 @@ class KeptLog:
 
     def __init__(self, volume: int, log: CommitLog, incarnation: Callable[[Connection[Any]], str]) -> None:
         self.history = log.history
-        self._volume = volume
         self._own = (volume, log.history)
         self._log = log
         self._incarnation = incarnation
@@ -56,7 +54,7 @@ class KeptLog:
         self._before = ""  # the incarnation of the last sweep
         self._unsafe: set[int] = set()  # rows that a crash may take
         self._suspects: set[int] = set()  # … and one may have taken
-        self._added_at_s = self._old_at_s = -math.inf
+        self._added_at_s = -math.inf
         self._swept_at_s = 0.0
 
     def added(self, rows: Sequence[LogRow], statements: list[Statement]) -> list[Statement]:
@@ -76,12 +74,20 @@ class KeptLog:
         return [(f"WITH logged AS ({query}) {first}", [*self._own, *values, *parameters]), *others]
 
     def load(self, connection: Connection[Any]) -> list[LogRow]:
-        """The rows that are there, by their numbers."""
+        """The rows that are there, by their numbers.
+
+        Deletes those of hosts that have not come back: that reads all rows of the volume, few as they are.
+        """
         self._before = self._incarnation(connection)
         query = f"SELECT number, record FROM fusebackend.logged WHERE {_OWN} ORDER BY number"
         found = [(number, bytes(record)) for number, record in rows_of(connection, query, self._own)]
         if found:
             self._added_at_s = time.monotonic()
+        old = (
+            "DELETE FROM fusebackend.logged WHERE volume = %s::int AND history <> %s::text::uuid"
+            f" AND at < now() - interval '{KEPT}'"
+        )
+        rows_of(connection, old, self._own)
         return found
 
     def sweep(self, connection: Connection[Any]) -> None:
@@ -119,14 +125,3 @@ class KeptLog:
     def is_due(self) -> bool:
         """Whether `sweep` is to be called: not on an idle host, after one that began when all was settled."""
         return self._swept_at_s < self._added_at_s + SETTLED_S
-
-    @property
-    def is_old_due(self) -> bool:
-        """Whether `sweep_old` is to be called: once, and every `OLD_EVERY_S`."""
-        return time.monotonic() - self._old_at_s >= OLD_EVERY_S
-
-    def sweep_old(self, connection: Connection[Any]) -> None:
-        """Delete the rows of hosts that have not come back. Reads all rows of the volume, few as they are."""
-        self._old_at_s = time.monotonic()
-        query = f"DELETE FROM fusebackend.logged WHERE volume = %s::int AND at < now() - interval '{KEPT}'"
-        rows_of(connection, query, (self._volume,))

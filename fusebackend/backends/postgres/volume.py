@@ -143,11 +143,8 @@ class PostgresVolume(PostgresTree, SnapshotVolume):
             self.connections.run(self._unsynced.sync)
         if self._accesses:
             self._store_accesses()
-        if self._log is not None:
-            if self._log.is_due:
-                self.connections.run(self._log.sweep)
-            if self._feed.leads and self._log.is_old_due:
-                self.connections.run(self._log.sweep_old)
+        if self._log is not None and self._log.is_due:
+            self.connections.run(self._log.sweep)
 
     def keep_log(self, log: CommitLog | None) -> Sequence[LogRow] | None:
         if log is None:
