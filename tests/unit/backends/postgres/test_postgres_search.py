@@ -134,7 +134,6 @@ class PostgresSearchMachine(SearchMachine):
         self.bounds.setattr(search, "PORTION_BYTES", 1)
         self.bounds.setattr(search, "INDEXED_BYTES", 100_000)
         self.bounds.setattr(search, "ENTRIES_AHEAD", 3)
-        self.bounds.setattr(search, "FILES_FIRST", 1)
         self.bounds.setattr(search, "FILES_AHEAD", 3)
         self.bounds.setattr(search, "MAX_CANDIDATES", 3)
         self.backend = opened(self.dsn)
