@@ -88,28 +88,28 @@ class Drafts:
 
     def __init__(self, store: Callable[[Draft], None]) -> None:
         self._store = store
-        self._changed = threading.Condition()  # guards what is below
+        self._guard = threading.Lock()  # of what is below
         self._drafts: dict[int, Draft] = {}
         self._pending: dict[int, Draft] = {}  # those with changes, by the time of the first
         self._bytes = 0  # of all drafts
         self._failed: dict[int, OSError] = {}
-        self._thread: threading.Thread | None = None
-        self._closed = False
+        self._keeps_time = False  # a thread does
+        self._ended = threading.Event()
 
     def __contains__(self, node: int) -> bool:
         return node in self._drafts
 
     def begin(self, inode: StoredInode, name: tuple[int, bytes], transaction: Transaction) -> None:
         """This host has created a file and has it open."""
-        with self._changed:
-            if len(self._drafts) < MAX_DRAFTS and not self._closed:
+        with self._guard:
+            if len(self._drafts) < MAX_DRAFTS and not self._ended.is_set():
                 self._drafts[inode.node] = Draft(inode, name, transaction)
 
     def pending(self) -> Collection[int]:
         """The nodes of files with changes that are not stored."""
         if not self._pending:
             return ()
-        with self._changed:
+        with self._guard:
             return frozenset(self._pending)
 
     def attr(self, node: int) -> StoredInode | None:
@@ -143,13 +143,15 @@ class Drafts:
             result = make(draft)
             draft.steps.append(step)
             draft.size_bytes += size
-            with self._changed:
+            with self._guard:
                 self._bytes += size
                 if len(draft.steps) == 1:
                     self._drafts[node] = draft  # the last handle may have been closed meanwhile
                     self._pending[node] = draft
                     draft.due_at = time.monotonic() + DRAFT_S
-                    self._begin_thread()
+                    if not self._keeps_time:
+                        self._keeps_time = True
+                        threading.Thread(target=self._keep_time, name="fusebackend-drafts", daemon=True).start()
             return (result,)
 
     def settle(self, node: int) -> None:
@@ -162,7 +164,7 @@ class Drafts:
         a transaction."""
         if not self._drafts:
             return
-        with self._changed:
+        with self._guard:
             ended = [draft for node in files if isinstance(node, int) and (draft := self._drafts.get(node))]
             names = [name for name in files if isinstance(name, tuple)]
             if names:
@@ -187,7 +189,7 @@ class Drafts:
         """Another host has changed a file; None stands for any. Does not wait."""
         if not self._drafts:
             return
-        with self._changed:
+        with self._guard:
             for draft in [self._drafts.get(node)] if node is not None else list(self._drafts.values()):
                 if draft is not None:
                     draft.is_doubtful = True
@@ -202,16 +204,15 @@ class Drafts:
 
     def forget(self, node: int) -> None:
         """The last handle of the file has been closed, and each `close` was told of its error."""
-        with self._changed:
+        with self._guard:
             if node not in self._pending:  # else it is stored in time
                 self._drafts.pop(node, None)
             self._failed.pop(node, None)
 
     def close(self) -> None:
         """Store everything, and begin nothing more."""
-        with self._changed:
-            self._closed = True
-            self._changed.notify()
+        with self._guard:
+            self._ended.set()
         self.settle_all()
 
     def _end(self, draft: Draft) -> None:
@@ -226,34 +227,23 @@ class Drafts:
             raise
         finally:
             draft.is_over = True
-            with self._changed:  # not before: others wait for the lock
+            with self._guard:  # not before: others wait for the lock
                 self._bytes -= draft.size_bytes
                 self._pending.pop(node, None)
                 self._drafts.pop(node, None)
 
     # -- in time -----------------------------------------------------------------------------------------------
 
-    def _begin_thread(self) -> None:
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._keep_time, name="fusebackend-drafts", daemon=True)
-            self._thread.start()
-        elif len(self._pending) == 1:
-            self._changed.notify()
-
     def _keep_time(self) -> None:
+        """Store each draft when it is due, in the order of their first changes, until there is none."""
         while True:
-            with self._changed:
-                while not self._closed and (left_s := self._left_s()) != 0:
-                    self._changed.wait(left_s)
-                if self._closed:
+            with self._guard:
+                oldest = next(iter(self._pending.values()), None)
+                if oldest is None:
+                    self._keeps_time = False
                     return
-                node = next(iter(self._pending))
+            self._ended.wait(max(0.0, oldest.due_at - time.monotonic()))  # most are stored meanwhile, by a close
             try:
-                self.settle(node)
+                self.settle(oldest.shown.node)
             except OSError as error:
                 log.warning("what was written to a new file can't be stored; its close will fail: %s", error)
-
-    def _left_s(self) -> float | None:
-        """How long it is until the next one is due; None for never. Most have been closed before."""
-        oldest = next(iter(self._pending.values()), None)
-        return None if oldest is None else max(0.0, oldest.due_at - time.monotonic())
