@@ -11,13 +11,9 @@ is sent after the commit by the session's connection, which does not wait for th
 later ones `PAUSE_S` apart. Where a host dies between the two, its rows are found within `LOOK_S` by one of the
 `WATCHERS`, which sends the wake-up.
 
-Among three hosts or more, one wake-up serves several commits: it carries the snapshot of its sender. A host drops its
-own wake-up when that snapshot sees its transactions, for each read that follows finds their rows; the sender reads the
-rows, too. Otherwise 16 busy hosts wake each other 5,000 times a second, which halves their writes.
-
-Hosts that change a volume all the time read its rows without being woken. A wake-up that soon follows another says for
-how long (`busy`): each host then reads once a pause until that time is over, and sends no wake-up in the first half of
-it. So 16 hosts are woken 35 times a second instead of 300.
+Three hosts or more that change a volume all the time read its rows without being woken. A wake-up that soon follows
+another says for how long (`busy`): each host then reads once a pause until that time is over, and sends no wake-up in
+the first half of it. Otherwise 16 busy hosts wake each other 5,000 times a second, which halves their writes.
 
 The volume says whether there is a feed (`Features.change_feed`): while there is one, each change of another session
 arrives within milliseconds, and caches above need not expire. When the connection is lost, the volume says so and
@@ -147,12 +143,9 @@ SURVEY_S = 29.0
 MAX_UNPUBLISHED: Final = 1_000
 """Transactions whose changes wait to be published; more are `Change()`."""
 
-MAX_PENDING = 64
-"""Transactions of which the numbers are kept until a wake-up; of more, none is."""
-
 NOTHING: Final = PgSnapshot(1, 1, frozenset())
 NO_XID: Final = 1 << 63
-"""Of a transaction whose number is not known: no snapshot sees it."""
+"""No transaction has a number as high."""
 
 _KEPT: Final = """
 SELECT floor::text FROM fusebackend.change_kept
@@ -188,17 +181,13 @@ LEFT JOIN LATERAL (
 """
 """The rows after a position. Numbers from the next one on are of another server, whose tables were restored here."""
 _TELL: Final = """
-SELECT others, seen <> '', CASE WHEN others > 0 THEN pg_notify(%s::text,
-    CASE WHEN seen <> '' AND for_ms > 0 THEN 'busy ' || own || ' ' || for_ms ELSE 'wake ' || own END || seen)::text END
+SELECT others, CASE WHEN others > 0 THEN pg_notify(%s::text,
+    CASE WHEN others > 1 AND for_ms > 0 THEN 'busy ' || own || ' ' || for_ms ELSE 'wake ' || own END)::text END
 FROM (VALUES (%s::int, %s::int)) asked (own, for_ms), LATERAL (
     SELECT count(*) AS others FROM fusebackend.session WHERE volume = %s::int AND id <> own
-) sessions, LATERAL (
-    SELECT CASE WHEN others > 1 AND length(now) < 4000 THEN ' ' || now ELSE '' END AS seen
-    FROM (SELECT pg_current_snapshot()::text AS now) snapshot
-) snapshots
+) sessions
 """
-"""`for_ms`: for how long all hosts read by themselves. A NOTIFY takes less than 8,000 bytes, so a snapshot that is too
-long is not sent."""
+"""`for_ms`: for how long all hosts read by themselves."""
 _SERVER: Final = """
 SELECT k.incarnation || ' ' || pg_postmaster_start_time(),
     count(s.id), count(*) FILTER (WHERE s.id < %s::int AND s.missing_since IS NULL)
@@ -219,9 +208,9 @@ def hello(volume_id: int, session: int) -> Statement:
 
 
 def row(volume_id: int, session: int, payload: str) -> Statement:
-    """The statement that adds the changes of a transaction to it, and returns its number."""
+    """The statement that adds the changes of a transaction to it."""
     columns = "fusebackend.change (volume, session, payload)"
-    query = f"INSERT INTO {columns} SELECT %s::int, %s::int, %s::text {ALWAYS} RETURNING xid::text"
+    query = f"INSERT INTO {columns} SELECT %s::int, %s::int, %s::text {ALWAYS}"
     return query, (volume_id, session, payload)
 
 
@@ -293,8 +282,7 @@ class VolumeFeed:
         self._published: queue.Queue[Callable[[], object] | None] = queue.Queue()  # None ends the thread
         self._publisher: threading.Thread | None = None
         self._guard = threading.Lock()
-        self._pending: set[int] = set()  # the transactions since the last wake-up
-        self._is_due = False  # … of which one needs a wake-up
+        self._is_due = False  # a transaction since the last wake-up needs one
         self._told_at = self._looked_at = self._surveyed_at = -SURVEY_S  # told by any session
         self._told_until = self._reads_until = -SURVEY_S  # all hosts read until then by themselves; this one does
         self._reads_each_s = 0.0
@@ -331,14 +319,11 @@ class VolumeFeed:
             if publisher is not threading.current_thread():
                 publisher.join()
 
-    def announce(self, xid: int = NO_XID) -> None:
-        """Send other hosts a wake-up for the row that a transaction of this session has added, by its number."""
+    def announce(self) -> None:
+        """Send other hosts a wake-up for the row that a transaction of this session has added."""
         with self._guard:
             was_due = self._is_due
             self._is_due = was_due or time.monotonic() >= self._told_until
-            self._pending.add(xid)
-            if len(self._pending) > MAX_PENDING:
-                self._pending = {NO_XID}
         if self._is_due and not was_due:
             self.wake()
 
@@ -346,7 +331,7 @@ class VolumeFeed:
 
     def heard(self, payload: str) -> None:
         word, _, rest = payload.partition(" ")
-        session, _, seen = rest.partition(" ")
+        session, _, for_ms = rest.partition(" ")
         if session == str(self.session):
             return
         self.lease.end()
@@ -354,19 +339,11 @@ class VolumeFeed:
         self._others = max(1, self._others)
         if word == "hello":
             self._surveyed_at = -SURVEY_S
-        with contextlib.suppress(ValueError):  # not from us: any role of the database may send one
-            if word == "busy":
-                for_ms, _, seen = seen.partition(" ")
+        elif self._others > 1:
+            self._told_at = time.monotonic() + jitter.between(0, SPREAD * self._pause_s)
+        if word == "busy":
+            with contextlib.suppress(ValueError):  # not from us: any role of the database may send one
                 self._read_by_themselves(int(for_ms) / 1000)
-            if seen:
-                self._spoken_for(PgSnapshot.parse(seen))
-
-    def _spoken_for(self, seen: PgSnapshot) -> None:
-        """Another session has sent all sessions a wake-up, for all transactions that this snapshot sees."""
-        with self._guard:
-            self._pending = {xid for xid in self._pending if not seen.sees(xid)}
-            self._is_due = self._is_due and bool(self._pending)
-        self._told_at = time.monotonic() + jitter.between(0, SPREAD * self._pause_s)
 
     def _read_by_themselves(self, for_s: float) -> None:
         """All hosts read the rows for so long, and so find what is committed in the first half of that."""
@@ -431,24 +408,18 @@ class VolumeFeed:
 
     def _tell(self, ask: Ask) -> None:
         with self._guard:
-            pending, self._pending = self._pending, set()
-            self._is_due = False
+            self._is_due = False  # first: what is announced from now on needs another one
         sent_at, pause_s = time.monotonic(), self._pause_s
         is_busy = sent_at < max(self._told_at, self._told_until) + SOON * pause_s
         for_ms = round(READS * pause_s * 1000) if is_busy else 0
         try:
-            ((others, is_seen, _),) = ask((_TELL, (channel(self._volume), self.session, for_ms, self._volume)))
+            ((self._others, _),) = ask((_TELL, (channel(self._volume), self.session, for_ms, self._volume)))
         except BaseException:
-            with self._guard:  # the next connection tells
-                self._pending |= pending
-                self._is_due = True
+            self._is_due = True  # the next connection tells
             raise
         self._told_at = time.monotonic()
-        self._others = others
-        if is_seen:  # others may drop their wake-ups
-            self._called = True
-            if for_ms:
-                self._read_by_themselves(for_ms / 1000 - (self._told_at - sent_at))
+        if for_ms and self._others > 1:
+            self._read_by_themselves(for_ms / 1000 - (self._told_at - sent_at))
 
     def _look(self, ask: Ask) -> None:
         """Read the rows after the position, publish them and move it."""

@@ -241,15 +241,13 @@ class PostgresTree(TreeVolume):
             yield transaction
             for node, contents, emptied in transaction.written:
                 self._uses.wrote(node, transaction.version, contents, emptied)
-            xid = feed.NO_XID
             moment = self._known.moment
             self._shared_quota.commits(transaction)
             try:
-                rows = transaction.commit(self._notices)
-                xid = int(rows[0][0]) if rows else xid
+                transaction.commit(self._notices)
             finally:  # it may have happened without an answer
                 if transaction.changes:
-                    self._feed.announce(xid)
+                    self._feed.announce()
             changed = transaction.inodes()
             self._known.committed(moment, changed, transaction.before, transaction.names())
             self._unsnapped_here = self._unsnapped_here or bool(transaction.before)

@@ -595,9 +595,11 @@ class Transaction:
         self._pending_bytes = 0
         self._is_flushed = True
 
-    def commit(self, notify: Callable[[Sequence[Change], Sequence[LogRow]], list[Statement]]) -> Rows:
-        """Write everything, notify other hosts and commit. Returns the rows that the statements of `notify` return,
-        which is called with `changes` and `logged`.
+    def commit(self, notify: Callable[[Sequence[Change], Sequence[LogRow]], list[Statement]]) -> None:
+        """Write everything, notify other hosts and commit.
+
+        Args:
+            notify: returns the statements for that, and is called with `changes` and `logged`.
 
         Raises:
             psycopg.Error: nothing has been changed; or the connection was lost, and the outcome is unknown.
@@ -608,15 +610,13 @@ class Transaction:
             if getattr(self._failure, "sqlstate", None) in REPEATABLE:
                 raise self._failure
             raise oserror(errno.EIO)
-        batch: list[tuple[Statement, Callable[[Rows], None] | None]] = [(each, None) for each in self._writing()]
-        answers: Rows = []
-        batch += [(each, answers.extend) for each in notify(self.changes, self.logged)]
+        writing = [*self._writing(), *notify(self.changes, self.logged)]  # the first adds the changes
         if self._guess:
             require_quiet(self.connection)
-            batch = [*self._guess, *((statements.if_guessed(statement), take) for statement, take in batch)]
-        ends = [COMMIT, WAIT_FOR_DISK] if self.durable else [COMMIT]
+            writing = list(map(statements.if_guessed, writing))
+        writing += [COMMIT, WAIT_FOR_DISK] if self.durable else [COMMIT]
         try:
-            self._send([*batch, *((statement, None) for statement in ends)], ends=True)
+            self._send([*self._guess, *((statement, None) for statement in writing)], ends=True)
         except psycopg.OperationalError as error:
             if self.connection.closed and not self._is_draft:
                 words = "PostgreSQL: the connection was lost while a change was being committed"
@@ -626,7 +626,6 @@ class Transaction:
             raise overtaken()
         if self._dated is not None and self._dated_at:
             self._note_dated(self._dated)
-        return answers
 
     def _date(self, inode: StoredInode, guessed: StoredInode) -> Statement:
         """Write the directory in which names were made, whatever others have done in it since it was guessed."""
