@@ -555,9 +555,12 @@ WHERE volume = %s AND NOT large AND changed_at NOT BETWEEN clock_timestamp() - m
     AND clock_timestamp()
 ORDER BY node LIMIT {PORTION_FILES}
 """
-_CHUNKS: Final = """
-SELECT node, idx, data FROM fusebackend.chunk WHERE volume = %s AND node = ANY(%s::bigint[]) ORDER BY node, idx
+_TEXTS: Final = """
+SELECT node, string_agg(data, ''::bytea ORDER BY idx) FROM fusebackend.chunk
+WHERE volume = %s AND node = ANY(%s::bigint[]) GROUP BY node
 """
+"""Without holes: a file that has one is no text, and can't become one without a change of its chunks but by a cut that
+leaves all of them."""
 _PUT: Final = """
 INSERT INTO fusebackend.entry (volume, node, words) SELECT %s::int, * FROM unnest(%s::bigint[], %s::text[])
 ON CONFLICT (volume, node) DO UPDATE SET words = excluded.words WHERE entry.words <> excluded.words
@@ -624,15 +627,13 @@ class SearchIndexer:
         large = [file for file in portion if file.is_file and file.bytes > INDEXED_BYTES]
         entries = self._entries(connection, [file.node for file in portion if file.is_file and file not in large])
         without = [file.node for file in portion if file.node not in entries]
-        statements: list[Statement] = []
-        if entries:
-            statements.append((_PUT, [self._volume, list(entries), list(entries.values())]))
-        if without:
-            statements.append((_REMOVE, [self._volume, without]))
+        statements: list[Statement] = [
+            (_PUT, [self._volume, list(entries), list(entries.values())]),
+            (_REMOVE, [self._volume, without]),
+        ]
         for statement, files in ((_LARGE, large), (_DONE, [file for file in portion if file not in large])):
-            if files:
-                seen = [[file.node for file in files], [file.change for file in files]]
-                statements.append((statement, [*seen, self._volume, self._volume]))
+            seen = [[file.node for file in files], [file.change for file in files]]
+            statements.append((statement, [*seen, self._volume, self._volume]))
         return statements
 
     def _entries(self, connection: Connection[Any], nodes: list[int]) -> dict[int, str]:
@@ -640,32 +641,13 @@ class SearchIndexer:
 
         The chunks are read after the rows of `unindexed`: a change in between is indexed now, and once more.
         """
-        if not nodes:
-            return {}
-        chunks: dict[int, list[tuple[int, bytes]]] = {}
-        (rows,) = send(connection, [(_CHUNKS, [self._volume, nodes])])
-        for node, index, data in rows:
-            chunks.setdefault(node, []).append((index, data))
-        texts = ((node, text_of(found)) for node, found in chunks.items())
-        return {node: words_of(text) for node, text in texts if text is not None}
+        (rows,) = send(connection, [(_TEXTS, [self._volume, nodes])])
+        return {node: words_of(text) for node, text in rows if trigram.is_text(text)}
 
 
 def _read_bytes(file: ChangedFile) -> int:
     """How much of a file is read to index it."""
     return file.bytes if file.bytes <= INDEXED_BYTES else 0
-
-
-def text_of(chunks: list[tuple[int, bytes]]) -> bytes | None:
-    """The text in these chunks, in order; None where they hold none, as `text.grep_lines` defines it.
-
-    A longer file ends in zeros, which are no text. Cutting it changes no chunk and may make it text, so the size is not
-    looked at.
-    """
-    last = len(chunks) - 1
-    if any(index != place or (place < last and len(data) < CHUNK_BYTES) for place, (index, data) in enumerate(chunks)):
-        return None  # zeros between them
-    text = b"".join(data for _, data in chunks)
-    return text if trigram.is_text(text) else None
 
 
 def words_of(text: bytes) -> str:
