@@ -295,8 +295,7 @@ class Connections:
         self._changed = threading.Condition()  # guards all below
         self._idle: list[tuple[float, Connection[Any]]] = []  # until when; the last used is the last
         self._opened: weakref.WeakKeyDictionary[Connection[Any], float] = weakref.WeakKeyDictionary()  # when
-        self._closed = False
-        self._rest = threading.Event()  # set when closed
+        self._closed = threading.Event()
         self._closing_idle = False  # there is a thread that does
         self._full: tuple[float, float, str] | None = None  # since when, until when at least, and its words
         self._counted_at = time.monotonic()
@@ -375,7 +374,7 @@ class Connections:
             with self._changed:
                 if not self._idle and not attempts and self._is_crowded:
                     self._changed.wait(pause_s(FULL_RETRY_S, attempts))  # another host's turn
-                if self._closed:
+                if self._closed.is_set():
                     raise psycopg.OperationalError("the connections are closed")
                 if self._idle:
                     return self._idle.pop()[1]
@@ -430,7 +429,7 @@ class Connections:
         rollback(connection)
         self._count(connection)
         with self._changed:
-            if not connection.closed and not self._closed and not self._has_had_its_turn(connection):
+            if not connection.closed and not self._closed.is_set() and not self._has_had_its_turn(connection):
                 self._idle.append((self._idle_until(connection), connection))
                 self._changed.notify()
                 if not self._closing_idle:
@@ -446,7 +445,7 @@ class Connections:
         """Close what has been idle for long enough, until nothing is."""
         while True:
             with self._changed:
-                if not self._idle or self._closed:
+                if not self._idle or self._closed.is_set():
                     self._closing_idle = False
                     return
                 until, connection = first = min(self._idle, key=lambda idle: idle[0])
@@ -457,14 +456,13 @@ class Connections:
             if is_due:
                 connection.close()
             else:
-                self._rest.wait(min(left_s, COUNT_S))  # another may be due before it
+                self._closed.wait(min(left_s, COUNT_S))  # another may be due before it
 
     def close(self) -> None:
         """Close the idle connections, and those in use when they are given back."""
         with self._changed:
-            self._closed = True
+            self._closed.set()
             idle, self._idle = self._idle, []
             self._changed.notify_all()
-        self._rest.set()
         for _, connection in idle:
             connection.close()

@@ -176,7 +176,6 @@ class Transaction:
         self._set_chunks: dict[tuple[int, int], Chunk] = {}
         self._cuts: dict[int, int] = {}
         self.nameless: dict[int, int] = {}  # node → the session that still uses it; 0 for none
-        self._pending_bytes = 0
         # What the tables have of it, for the newest snapshot:
         self._replaced: set[tuple[int, bytes]] = set()  # names that led somewhere else
         self._made: dict[tuple[int, int], int] = {}  # `made` of chunks
@@ -533,11 +532,7 @@ class Transaction:
         return self._chunks[key]
 
     def set_chunk(self, node: int, index: int, chunk: Chunk) -> None:
-        key = (node, index)
-        self._chunks[key] = chunk
-        if key not in self._set_chunks:
-            self._set_chunks[key] = chunk
-            self._pending_bytes += CHUNK_BYTES
+        self._chunks[node, index] = self._set_chunks[node, index] = chunk
 
     def cut(self, node: int, first: int) -> int:
         """Forget chunks; returns the sum of their blocks."""
@@ -559,7 +554,7 @@ class Transaction:
 
     @property
     def is_large(self) -> bool:
-        return self._pending_bytes > MAX_PENDING_BYTES
+        return len(self._set_chunks) * CHUNK_BYTES > MAX_PENDING_BYTES
 
     def flush(self) -> None:
         """Write the changes so far, without a commit."""
@@ -568,7 +563,6 @@ class Transaction:
             self._chunks.pop(key, None)  # fetched again when they are needed: they were many
         for table in (self._changed, self._set_names, self._set_chunks, self._cuts, self.nameless):
             table.clear()
-        self._pending_bytes = 0
         self._is_flushed = True
 
     def commit(self, notify: Callable[[Sequence[Change], Sequence[LogRow]], list[Statement]]) -> None:
