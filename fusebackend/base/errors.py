@@ -20,6 +20,10 @@ class UserError(Exception):
     """An error that a user can cause. Its text is one line for the user; its other base says what kind it is."""
 
 
+class Unanswered(Exception):
+    """A backend of another package did not answer. The text says why, or is an error code."""
+
+
 FILE_NOT_FOUND = "file_not_found"
 PERMISSION_DENIED = "permission_denied"
 IS_DIRECTORY = "is_directory"
@@ -76,13 +80,13 @@ _ERRNO_OF_WORDS: dict[str, int] = {os.strerror(number): number for number in err
 
 
 def code_of(error: Exception) -> str:
-    """Return the error code for an exception: `invalid_path` for one that is no `OSError` (a refused path or pattern),
+    """Return the error code for an exception: `invalid_path` for a refused path or pattern, the text of `Unanswered`,
     and the system's own words (`No space left on device`) for an errno outside of the table.
 
     EIO says nothing, so its error's own text does; `errno_of` returns EIO for that too.
     """
     if not isinstance(error, OSError):
-        return INVALID_PATH
+        return str(error) if isinstance(error, Unanswered) else INVALID_PATH
     number = error.errno
     if number is None:
         return str(error)

@@ -29,6 +29,7 @@ from fusebackend import text
 from fusebackend.base import budget, caller, errors, paths
 from fusebackend.base.budget import Spent
 from fusebackend.base.deadline import GivenUp, RouteDown
+from fusebackend.base.errors import Unanswered
 from fusebackend.base.paths import AgentPath
 from fusebackend.dialects.answers import (
     as_download,
@@ -42,7 +43,7 @@ from fusebackend.dialects.answers import (
     unpack,
     with_version,
 )
-from fusebackend.dialects.text_files import Outcome, Refusal, TextFiles
+from fusebackend.dialects.text_files import Outcome, TextFiles
 from fusebackend.protocol import (
     AGENT_VERBS,
     ANY,
@@ -71,10 +72,9 @@ _PROTOCOLS = frozenset({"BackendProtocol", "SandboxBackendProtocol"})
 """Classes whose verbs are defaults that only raise `NotImplementedError`, here and in deepagents."""
 
 T = TypeVar("T")
-R = TypeVar("R")
 
 
-class Unsupported(Refusal):
+class Unsupported(Unanswered):
     """It has no such verb."""
 
 
@@ -186,15 +186,13 @@ class AgentFace:
 
     # -- verbs -------------------------------------------------------------------------------------------------
 
+    @verbs.LS.answers()
     def ls(self, path: AgentPath) -> LsResult:
-        try:
-            answer = self.ask(("ls", "ls_info"), path)
-            if self._exact:
-                return answer  # type: ignore[no-any-return]
-            error, raw = unpack(answer, "entries")
-            entries = as_infos(self._items(raw, "ls"), path)
-        except Refusal as refusal:
-            return LsResult(error=str(refusal))
+        answer = self.ask(("ls", "ls_info"), path)
+        if self._exact:
+            return answer  # type: ignore[no-any-return]
+        error, raw = unpack(answer, "entries")
+        entries = as_infos(self._items(raw, "ls"), path)
         children = [info for info in entries if paths.parent_and_name(file_path(info))[0] == path]
         return LsResult(error=error, entries=children if children or error is None else None)
 
@@ -209,11 +207,9 @@ class AgentFace:
             path, is_dir = above, True
         return None
 
+    @verbs.READ.answers()
     def read(self, path: AgentPath, offset: int = 0, limit: int = READ_LIMIT_LINES) -> ReadResult:
-        try:
-            answer = self.ask(("read",), path, offset=offset, limit=limit)
-        except Refusal as refusal:
-            return ReadResult(error=str(refusal))
+        answer = self.ask(("read",), path, offset=offset, limit=limit)
         if isinstance(answer, ReadResult):
             return answer
         if isinstance(answer, str):
@@ -250,11 +246,11 @@ class AgentFace:
             return None
         return self.download_files([path])[0].content
 
+    @verbs.WRITE.answers()
     def write(self, path: AgentPath, content: str, **when: Unpack[Conditions]) -> WriteResult:
         if not self._exact and not text.is_utf8(content):
             return WriteResult(error=f"Error writing file '{path}': content is not valid text")
-        if (unmet := self._unmet(verbs.WRITE, when, path)) is not None:
-            return unmet
+        self._require_met(verbs.WRITE, when, path)
         if when.get("if_version") and not self._decides(verbs.WRITE, when):  # its `write` may refuse to replace a file
             (stored,) = self.upload_files([(path, content.encode("utf-8"))])
             return WriteResult(
@@ -265,6 +261,7 @@ class AgentFace:
             return WriteResult(path=path)
         return result
 
+    @verbs.EDIT.answers()
     def edit(
         self,
         path: AgentPath,
@@ -273,8 +270,7 @@ class AgentFace:
         replace_all: bool = False,
         **when: Unpack[Conditions],
     ) -> EditResult:
-        if (unmet := self._unmet(verbs.EDIT, when, path)) is not None:
-            return unmet
+        self._require_met(verbs.EDIT, when, path)
         counted = self._bytes(path) if replace_all and self._method("ls_info") is not None else None
         options = {"replace_all": True, **when} if replace_all else when
         result = self.change(EditResult, "edit", path, old_string, new_string, **options)
@@ -283,6 +279,7 @@ class AgentFace:
             return EditResult(path=path, occurrences=counted.count(old) if counted is not None else 1)
         return result
 
+    @verbs.DELETE.answers()
     def delete(self, path: AgentPath, *, is_directory: bool = False, **when: Unpack[Conditions]) -> DeleteResult:
         """`is_directory`: says the caller, by a slash at the end of the path; then a file stays."""
         if is_directory and self._exact:
@@ -290,20 +287,18 @@ class AgentFace:
         elif is_directory:
             listed = self.ls(paths.parent_and_name(path)[0]).entries or ()
             if any(file_path(info) == path and not info["is_dir"] for info in listed):
-                return verbs.DELETE.refused(errors.oserror(errno.ENOTDIR), path)
-        if (unmet := self._unmet(verbs.DELETE, when, path)) is not None:
-            return unmet
+                raise errors.oserror(errno.ENOTDIR)
+        self._require_met(verbs.DELETE, when, path)
         if not isinstance(self.backend, BackendProtocol) and path != paths.ROOT:
             directory, name = paths.parent_and_name(path)
             above, real = self.real_paths([directory, path])
             if above is None or real != paths.join(AgentPath(above), name):
-                why = "this backend would delete what a symbolic link leads to"
-                return DeleteResult(error=f"Error deleting '{path}': {why}")
+                raise OSError(errno.ENOTSUP, "this backend would delete what a symbolic link leads to")
         return self.change(DeleteResult, "delete", path, **when)
 
+    @verbs.MOVE.answers()
     def move(self, source: AgentPath, destination: AgentPath, **when: Unpack[Conditions]) -> MoveResult:
-        if (unmet := self._unmet(verbs.MOVE, when, source, destination)) is not None:
-            return unmet
+        self._require_met(verbs.MOVE, when, source)
         return self.change(MoveResult, "move", source, destination, **when)
 
     def require(self, path: AgentPath, condition: Condition) -> None:
@@ -320,17 +315,11 @@ class AgentFace:
             answer.version = None if condition.wants_digest else answer.version
             condition.require(with_version(answer).version)
 
-    def _unmet(self, verb: Verb[R], when: Conditions, *given: AgentPath) -> R | None:
-        """The answer of a verb whose conditions are not met, where they are decided here."""
-        if not any(when.values()) or self._decides(verb, when):
-            return None
-        try:
-            self.require(
-                given[0], Condition.of(when.get("if_version"), verb is verbs.WRITE and bool(when.get("if_absent")))
-            )
-        except OSError as error:
-            return verb.refused(error, *given)
-        return None
+    def _require_met(self, verb: Verb[Any], when: Conditions, path: AgentPath) -> None:
+        """Compare the file of a verb with its conditions, where they are decided here. As `require`."""
+        if any(when.values()) and not self._decides(verb, when):
+            is_absent = verb is verbs.WRITE and bool(when.get("if_absent"))
+            self.require(path, Condition.of(when.get("if_version"), is_absent))
 
     def _decides(self, verb: Verb[Any], when: Conditions) -> bool:
         """True if the backend's own verb decides these conditions."""
@@ -342,30 +331,26 @@ class AgentFace:
             isinstance(self.backend, BackendProtocol) and accepted(method, dict.fromkeys(wanted, True)).keys() == wanted
         )
 
+    @verbs.GREP.answers()
     def grep(self, pattern: str, path: AgentPath, glob: str | None, max_count: int | None = None) -> GrepResult:
-        try:
-            answer = self.ask(("grep", "grep_raw"), pattern, path, glob, max_count=max_count)
-            if self._exact:
-                return answer  # type: ignore[no-any-return]
-            error, raw = unpack(answer, "matches")
-            matches = as_matches(self._items(raw, "grep"), path)
-        except Refusal as refusal:
-            return GrepResult(error=str(refusal))
+        answer = self.ask(("grep", "grep_raw"), pattern, path, glob, max_count=max_count)
+        if self._exact:
+            return answer  # type: ignore[no-any-return]
+        error, raw = unpack(answer, "matches")
+        matches = as_matches(self._items(raw, "grep"), path)
         if error is not None and not matches:
             return GrepResult(error=error)
         cut = max_count is not None and len(matches) > max_count
         truncated = cut or error is not None or bool(field_of(answer, "truncated"))
         return GrepResult(matches=matches[:max_count], truncated=truncated)
 
+    @verbs.GLOB.answers()
     def glob(self, pattern: str, path: AgentPath) -> GlobResult:
-        try:
-            answer = self.ask(("glob", "glob_info"), pattern, path)
-            if self._exact:
-                return answer  # type: ignore[no-any-return]
-            error, raw = unpack(answer, "matches")
-            found = as_infos(self._items(raw, "glob"), path)
-        except Refusal as refusal:
-            return GlobResult(error=str(refusal))
+        answer = self.ask(("glob", "glob_info"), pattern, path)
+        if self._exact:
+            return answer  # type: ignore[no-any-return]
+        error, raw = unpack(answer, "matches")
+        found = as_infos(self._items(raw, "glob"), path)
         files = [info for info in found if not info.get("is_dir") and paths.is_below(info["path"], path)]
         if error is not None and not files:
             return GlobResult(error=error)
@@ -387,7 +372,7 @@ class AgentFace:
             ]
         try:
             answers = self._batch("upload_files", files, **options)
-        except Refusal as refusal:
+        except Unanswered as refusal:
             if isinstance(refusal, Unsupported) and self.takes_bytes:
                 return self.texts.upload(files)
             return [FileUploadResponse(path=path, error=str(refusal)) for path, _ in files]
@@ -409,24 +394,23 @@ class AgentFace:
     def download_files(self, wanted: list[AgentPath]) -> list[FileDownloadResponse]:
         try:
             answers = self._batch("download_files", wanted)
-        except Refusal as refusal:
+        except Unanswered as refusal:
             if isinstance(refusal, Unsupported) and self.gives_bytes:
                 return self.texts.download(wanted)
             return [FileDownloadResponse(path=path, error=str(refusal)) for path in wanted]
         return [as_download(path, answer) for path, answer in zip(wanted, answers, strict=True)]
 
+    @verbs.UPLOAD_FILES.answers()
     def upload_from(self, path: AgentPath, file: IO[bytes], **when: Unpack[Conditions]) -> FileUploadResponse:
         """Upload a local file: piece by piece where the backend can do that."""
         if not self._exact or getattr(self.backend, "upload_from", None) is None:
             budget.current().hold(file.seek(0, os.SEEK_END))
             file.seek(0)
             return self.upload_files([(path, file.read())], [when] if when else ())[0]
-        try:
-            answer = self.ask(("upload_from",), path, file, **when)
-        except Refusal as refusal:
-            return FileUploadResponse(path=path, error=str(refusal))
+        answer = self.ask(("upload_from",), path, file, **when)
         return FileUploadResponse(path=path, error=error_of(answer), version=field_of(answer, "version"))
 
+    @verbs.DOWNLOAD_FILES.answers()
     def download_to(self, path: AgentPath, file: IO[bytes]) -> FileDownloadResponse:
         """`download_files` of one file into another, which is empty: piece by piece where the backend can do that. The
         answer has no content."""
@@ -436,10 +420,7 @@ class AgentFace:
             budget.current().hold(len(answer.content or b""))
             file.write(answer.content or b"")
             return FileDownloadResponse(path=path, error=answer.error, version=answer.version)
-        try:
-            return as_download(path, self.ask(("download_to",), path, file), with_content=False)
-        except Refusal as refusal:
-            return FileDownloadResponse(path=path, error=str(refusal))
+        return as_download(path, self.ask(("download_to",), path, file), with_content=False)
 
     def real_paths(self, wanted: list[AgentPath]) -> list[str | None]:
         """Where paths lead, see `BackendProtocol.real_paths`; None where that can't be told. Of others' backends only
@@ -464,7 +445,7 @@ class AgentFace:
         uploads a file."""
         try:
             answer = self.ask((verb,), *args, **options)
-        except Refusal as refusal:
+        except Unanswered as refusal:
             return kind(error=str(refusal))
         if self._exact and isinstance(answer, kind):
             return answer
@@ -478,10 +459,10 @@ class AgentFace:
         """The answer of the first of these verbs that the backend has; options it does not know are left out.
 
         Raises:
-            Refusal: it has none of them, or failed.
+            Unanswered: it has none of them, or failed.
         """
         if self.refusal is not None:
-            raise Refusal(self.refusal)
+            raise Unanswered(self.refusal)
         for verb in verbs:
             for method in (getattr(self.backend, verb),) if verb in self._plain else self._forms(verb):
                 call = functools.partial(method, *args, **accepted(method, options))
@@ -493,11 +474,11 @@ class AgentFace:
                 except Spent:  # the budget of the call is used up
                     raise
                 except (GivenUp, RouteDown) as error:  # logged where it was decided
-                    raise Refusal(f"{self.name}: {error.strerror}") from None
+                    raise Unanswered(f"{self.name}: {error.strerror}") from None
                 except Exception as error:  # foreign code: each exception becomes an answer
                     if not stumbled(str(error)):
                         log.warning("%s: %s failed", self.name, verb, exc_info=True)
-                    raise Refusal(f"{self.name}: {verb} failed: {type(error).__name__}: {error}") from error
+                    raise Unanswered(f"{self.name}: {verb} failed: {type(error).__name__}: {error}") from error
         raise Unsupported(f"{self.name} ({type(self.backend).__name__}) does not support {verbs[0]}")
 
     def _forms(self, verb: str) -> Iterator[Callable[..., Any]]:
@@ -565,7 +546,7 @@ class AgentFace:
         if raw is None:
             return ()
         if isinstance(raw, (str, bytes, Mapping)) or not isinstance(raw, Iterable):
-            raise Refusal(f"{self.name}: {verb} answered {type(raw).__name__}, not a list")
+            raise Unanswered(f"{self.name}: {verb} answered {type(raw).__name__}, not a list")
         return raw
 
 

@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from fusebackend import text
 from fusebackend.base import paths
-from fusebackend.base.errors import FILE_NOT_FOUND, IS_DIRECTORY
+from fusebackend.base.errors import FILE_NOT_FOUND, IS_DIRECTORY, Unanswered
 from fusebackend.base.lines import split_lines
 from fusebackend.base.paths import AgentPath
 from fusebackend.dialects.answers import error_of, field_of, unnumber
@@ -60,12 +60,8 @@ NOT_TEXT = os.strerror(errno.EILSEQ)
 EXISTS = os.strerror(errno.EEXIST)
 
 
-class Refusal(Exception):
-    """A backend did not answer; the text says why, or is an error code. Never leaves `AgentFace`."""
-
-
-class Untold(Refusal):
-    """It did, and a file's bytes are not known all the same. Never leaves this module."""
+class Untold(Unanswered):
+    """It did answer, and a file's bytes are not known all the same. Never leaves this module."""
 
 
 Outcome = TypeVar("Outcome", WriteResult, EditResult, DeleteResult, MoveResult)
@@ -97,7 +93,7 @@ class TextFiles:
         for path in wanted:
             try:
                 answers.append(FileDownloadResponse(path=path, content=self._bytes(path, listings)))
-            except Refusal as refusal:
+            except Unanswered as refusal:
                 answers.append(FileDownloadResponse(path=path, error=str(refusal)))
         return answers
 
@@ -107,7 +103,7 @@ class TextFiles:
         for _ in range(ATTEMPTS):
             try:
                 return self._content(path, size)
-            except Refusal as refusal:
+            except Unanswered as refusal:
                 listings.clear()
                 before, size = size, self._size(path, listings)
                 if size == before:
@@ -124,7 +120,7 @@ class TextFiles:
         if directory not in listings:
             result = self._face.ls(directory)
             if result.error is not None and self._face.has(directory) is not False:
-                raise Refusal(result.error)
+                raise Unanswered(result.error)
             listings[directory] = {info["path"]: info for info in result.entries or ()}
         found = listings[directory]
         if path not in found:
@@ -158,7 +154,7 @@ class TextFiles:
                 break  # all lines are there
             try:
                 page = unnumber(self._read(path, len(lines)), len(lines) + 1)
-            except (Refusal, TypeError, AttributeError):  # no more lines, or no text: the size will tell
+            except (Unanswered, TypeError, AttributeError):  # no more lines, or no text: the size will tell
                 page = None
             lines += page or []
         own = [answer] if answer not in plain else []  # the numbers may be the file's
@@ -226,7 +222,7 @@ class TextFiles:
             if result.error is not None:
                 self._size(path, {})  # raises unless a file is there, and in the way
                 result = self._replace(path, content)
-        except Refusal as refusal:
+        except Unanswered as refusal:
             missing = str(refusal) == FILE_NOT_FOUND
             return FileUploadResponse(path=path, error=result.error if missing else str(refusal))
         error = result.error or self._difference(path, data)
@@ -240,7 +236,7 @@ class TextFiles:
         except Untold as untold:
             log.warning("%s: '%s' was written and can't be read back: %s", self._face.name, path, untold)
             return NOT_TEXT
-        except Refusal as refusal:
+        except Unanswered as refusal:
             return str(refusal)
         log.warning("%s: '%s' was written and reads back as something else", self._face.name, path)
         return NOT_TEXT

@@ -40,7 +40,7 @@ P = ParamSpec("P")
 
 Limits: TypeAlias = Mapping[str, Mapping[str, int]]
 
-Refusal = (OSError, PathError, GlobError, UnicodeError)
+Refusal = (OSError, PathError, GlobError, UnicodeError, errors.Unanswered)
 """Exceptions that become errors of a record."""
 
 PATHS = frozenset({"path", "file_path", "source", "destination"})
