@@ -344,7 +344,7 @@ class CompositeBackend(BackendProtocol):
         def upload(group: Group) -> list[FileUploadResponse]:
             given = [conditions[index] for index, _ in group]
             items = [(routed.inner, files[index][1]) for index, routed in group]
-            return group[0][1].face.upload_files(items, given if any(given) else ())
+            return group[0][1].face.upload_files(items, given)
 
         return self._batched(verbs.UPLOAD_FILES, [path for path, _ in files], upload)
 

@@ -39,6 +39,7 @@ from fusebackend.protocol import (
     ExecuteResponse,
     FileDownloadResponse,
     FileUploadResponse,
+    options_of,
 )
 from fusebackend.protocol.served import MAX_CONTENT_BYTES
 
@@ -256,11 +257,9 @@ def _staged(call: RunningCall, token: str, factor: int = 1) -> bytes:
 )
 def _upload_files(call: RunningCall, asked: Any) -> Any:
     whole = [item for item in asked.files if item.staged is None and item.content is not None]
-    options: dict[str, Any] = {}
-    if any(item.if_absent or item.if_version is not None for item in whole):
-        options = {name: [getattr(item, name) for item in whole] for name in ("if_version", "if_absent")}
     given = [(item.path, item.content) for item in whole]
-    answers = iter(call.backend.upload_files(given, **options) if given else ())
+    conditions = [Conditions(if_version=item.if_version, if_absent=item.if_absent) for item in whole]
+    answers = iter(call.backend.upload_files(given, **options_of(conditions)) if given else ())
     return [
         _upload_staged(call, item) if item.staged is not None or item.content is None else next(answers)
         for item in asked.files

@@ -63,6 +63,7 @@ from fusebackend.protocol import (
     Verb,
     Volume,
     WriteResult,
+    options_of,
     verbs,
 )
 
@@ -362,16 +363,13 @@ class AgentFace:
         self, files: list[tuple[AgentPath, bytes]], conditions: Sequence[Conditions] = ()
     ) -> list[FileUploadResponse]:
         """`conditions`: one for each file, or none at all."""
-        options: dict[str, Any] = {}
-        if conditions and self._decides(verbs.UPLOAD_FILES, Conditions(if_version="*", if_absent=True)):
-            options = {name: [when.get(name) for when in conditions] for name in ("if_version", "if_absent")}
-        elif conditions:
+        if any(conditions) and not self._decides(verbs.UPLOAD_FILES, Conditions(if_version="*", if_absent=True)):
             return [
                 self._upload_if_met(path, content, Condition.of(**when))
                 for (path, content), when in zip(files, conditions, strict=True)
             ]
         try:
-            answers = self._batch("upload_files", files, **options)
+            answers = self._batch("upload_files", files, **options_of(conditions))
         except Unanswered as refusal:
             if isinstance(refusal, Unsupported) and self.takes_bytes:
                 return self.texts.upload(files)

@@ -14,14 +14,14 @@ import errno
 import hashlib
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import repeat
-from typing import NamedTuple, TypedDict
+from typing import Any, NamedTuple, TypedDict
 
 from fusebackend.base.stamps import APART_NS, coarse_ns
 from fusebackend.protocol.volume import Attr
 
 __all__ = [
-    "ANY", "Changed", "Condition", "Conditions", "Digest", "conditions_of", "digest_of", "version_of_attr",
-    "version_of_bytes", "version_of_etag",
+    "ANY", "Changed", "Condition", "Conditions", "Digest", "conditions_of", "digest_of", "options_of",
+    "version_of_attr", "version_of_bytes", "version_of_etag",
 ]  # fmt: skip
 
 _DIGEST = "b2-"
@@ -114,6 +114,14 @@ def conditions_of(
         Conditions(if_version=version, if_absent=flag) if version is not None or flag else Conditions()
         for version, flag in zip(versions, absent, strict=True)
     )
+
+
+def options_of(conditions: Sequence[Conditions]) -> dict[str, Any]:
+    """Return the keyword arguments of `upload_files` for the conditions of each file: none without any condition."""
+    if not any(any(when.values()) for when in conditions):
+        return {}
+    versions = [when.get("if_version") for when in conditions]
+    return {"if_version": versions, "if_absent": [when.get("if_absent", False) for when in conditions]}
 
 
 class Digest:

@@ -72,6 +72,7 @@ from fusebackend.protocol import (
     acting,
     conditions_of,
     current_actor,
+    options_of,
     verbs,
 )
 from fusebackend.protocol.records import FILE_TYPES
@@ -361,9 +362,7 @@ class MountedBackend(ServedMount):
             backend = self._for(*named)
 
             def upload_one(index: int) -> FileUploadResponse:
-                when = conditions[index]
-                versions, absent = [when.get("if_version")], [when.get("if_absent", False)]
-                return backend.upload_files([files[index]], if_version=versions, if_absent=absent)[0]
+                return backend.upload_files([files[index]], **options_of([conditions[index]]))[0]
 
             return self._uploaded(where, named, conditions, upload_one, lambda index: bytes(files[index][1]))
         upload = partial(self._for(*named).upload_files, files, if_version=if_version, if_absent=if_absent)
@@ -1018,9 +1017,7 @@ def _asked(request: Request, change: Change, backend: CompositeBackend) -> Calla
     verb, named = request.asked.verb, request.asked.paths
     if verb == "upload_files":
         files = list(zip(named, change.contents, strict=True))
-        versions = [when.get("if_version") for when in change.conditions]
-        absent = [when.get("if_absent", False) for when in change.conditions]
-        return partial(backend.upload_files, files, if_version=versions, if_absent=absent)
+        return partial(backend.upload_files, files, **options_of(change.conditions))
     given = {
         name: getattr(change, name) for name in SERVED[verb].signature.parameters if name in change.__struct_fields__
     }
