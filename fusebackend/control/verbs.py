@@ -243,7 +243,7 @@ def _text(call: RunningCall, token: str) -> str:
 
 def _staged(call: RunningCall, token: str, factor: int = 1) -> bytes:
     """Take staged content, which will be held so many times."""
-    call.hold(factor * call.connection.staging.size(token))
+    call.place.hold(factor * call.connection.staging.size(token))
     file = call.connection.staging.take_file(token)
     if file is None:
         raise OSError(errno.EINVAL, f"nothing is staged under '{token}'")
@@ -293,7 +293,7 @@ def _download_files(call: RunningCall, asked: Any) -> Any:
                 _send_file(call, index, file)
             else:
                 room -= size
-                call.hold(3 * size)  # with the answer, in base64
+                call.place.hold(3 * size)  # with the answer, in base64
                 answer = replace(answer, content=file.read())
         answers.append(answer)
     return answers
@@ -371,7 +371,7 @@ def _diff(call: RunningCall, asked: Any) -> str:
         call.require()
         text.extend(piece)
         if not asked.stream:
-            call.hold(3 * len(piece))
+            call.place.hold(3 * len(piece))
         elif len(text) >= PIECE_TEXT:
             send()
 

@@ -112,8 +112,7 @@ class Place:
     call, or the message that arrives, holds. The first `FREE_BYTES` are free, and `hold` is for one thread.
 
     Attributes:
-        next: the kind that it is of in the block of `at_work`.
-        held: so many bytes.
+        held: so many bytes. Whatever threads of the call have held at once, `hold(-held)` gives it back.
 
     Args:
         stands_still: called while others wait. It returns True when this has ended, to make room.
@@ -123,7 +122,7 @@ class Place:
         self, limiter: Limiter, client: LimitedClient, kind: Kind, stands_still: Callable[[], bool] = lambda: False
     ) -> None:
         self.client = client
-        self.kind = self.next = kind
+        self.kind = kind
         self.stands_still = stands_still
         self.held = 0
         self._shared = 0  # so much of that, beyond what is free
@@ -151,10 +150,6 @@ class Place:
             self._limiter.memory.take(self.client, more, patience_s)
         self._shared += more
         self.held += size
-
-    def let_go(self) -> None:
-        """Hold nothing any more: what was counted is given back, whatever threads of the call have held at once."""
-        self.hold(-self.held)
 
     def worked_s(self) -> float:
         """Processor time of the call's thread since this was last asked."""
@@ -210,12 +205,12 @@ class Limiter:
                 raise NoRoom(f"too many {kind.what} are under way; try again")
 
     @contextlib.contextmanager
-    def at_work(self, place: Place) -> Iterator[None]:
-        """Have a call go on in a place of the next kind, for the length of a block; where it has to wait for that, it
+    def at_work(self, place: Place, kind: Kind) -> Iterator[None]:
+        """Have a call go on in a place of this kind, for the length of a block; where it has to wait for that, it
         leaves the one it has."""
-        if place.next is not place.kind or place not in self.taken[place.kind]:
+        if place not in self.taken[kind]:
             self.leave(place)
-            place.kind = place.next
+            place.kind = kind
             self.take(place)
         try:
             yield

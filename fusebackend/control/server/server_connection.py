@@ -369,7 +369,7 @@ class ServedConnection:
             return call
         except BaseException as error:
             self.server.limiter.leave(place)
-            place.let_go()
+            place.hold(-place.held)
             if isinstance(error, (NoRoom, MemoryError)):
                 message = str(error) or "the server has no memory for this"
                 raise WireError(wire.BUSY, message, call=wire.id_of(line)) from None
@@ -509,11 +509,10 @@ log = logging.getLogger(__name__)
 class RunningCall:
     """One call: carried out in the connection's thread, or in one of its own. Verbs see it as their `Call`.
 
-    It is the `Host` of its budget, by its place.
-
     Attributes:
         key: its id, or an object for a call without an id.
-        place: in which its message is understood, and then among the calls that work, unless it is done in no time.
+        place: in which its message is understood, and then among the calls that work, unless it is done in no time. It
+            is the host of the call's budget.
         subscribed: a subscription, which begins when the answer, which names it, is sent.
         apart: its place among those that have a thread of their own.
     """
@@ -531,18 +530,16 @@ class RunningCall:
         self._actor = connection.actor
         self._params = params
         self.place = place
-        if verb.command or verb.works:
-            place.next = ASLEEP if verb.command else WORK
-        self.hold, self.rest = place.hold, place.rest  # for the budget
         self.subscribed: Subscription | None = None
 
     def carry_out(self) -> bool:
         """Run the verb, and send the answer. Returns False when the client is gone."""
         answer: bytes | bytearray = b""
-        at_work = self.connection.server.limiter.at_work(self.place)
+        kind = ASLEEP if self.verb.command else WORK if self.verb.works else BRIEF
+        at_work = self.connection.server.limiter.at_work(self.place, kind)
         try:
             try:
-                with at_work, budget.limited(None, cancelled=self.cancelled, host=self), acting(self._actor):
+                with at_work, budget.limited(None, cancelled=self.cancelled, host=self.place), acting(self._actor):
                     if self.verb.changes and self.connection.server.read_only:
                         raise OSError(errno.EROFS, "Read-only file system: this mount is read-only")
                     result = self.verb.run(self, self._params)
@@ -564,7 +561,7 @@ class RunningCall:
         except Closed:
             return False
         finally:
-            self.place.let_go()
+            self.place.hold(-self.place.held)
             if self.apart is not None:
                 self.connection.call_ended(self.apart)
         return True
@@ -577,7 +574,7 @@ class RunningCall:
                 wire.BUSY, f"the answer is longer than {MAX_ANSWER_BYTES >> 20} MiB: ask for less, or with stream"
             )
         if len(line) > self.place.held:  # the result, of which it is made, has been counted where it is large
-            self.hold(len(line))
+            self.place.hold(len(line))
         return line
 
     # -- for verbs ---------------------------------------------------------------------------------------------
