@@ -534,18 +534,14 @@ class InterruptedVerbs:
         Args:
             view: that the client has chosen; None for one that names paths of views.
         """
-        found = []
-        names = set()
-        for path in named:
-            name, inside = (view, path) if view is not None else self._views.split(path)
-            names.add(name)
-            try:
-                found.append(paths.normalise(inside))
-            except PathError:
-                return None
+        try:
+            places = [self._views.place(path, view) for path in named]
+        except PathError:
+            return None
+        names = {name for name, _ in places}
         if len(names) != 1 or (name := names.pop()) is None or not self._views.find(name).interrupts:
             return None
-        return name, found
+        return name, [inside for _, inside in places]
 
     def may_ask(self, view: str, verb: str, path: AgentPath) -> bool:
         """Return False for a path that no approval can let a verb change, or read."""

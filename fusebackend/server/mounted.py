@@ -462,8 +462,7 @@ class MountedBackend(ServedMount):
         on_output: OnOutput | None = None,
     ) -> ExecuteResponse:
         if self._view_name is not None:
-            root, start = self._views.seen(self._view_name).root, normalise(cwd)
-            cwd = root if start == ROOT else root + start
+            cwd = self._views.seen(self._view_name).root + normalise(cwd)
         wanted = Command(command, timeout, stdin, cwd, on_output)
         name, inside = self._views.split(cwd)
         if name is None:
@@ -512,9 +511,7 @@ class MountedBackend(ServedMount):
         with acting(request.asked.actor):
             asked = self._asking.arguments(request)
             if request.asked.verb == "execute":
-                root = self._views.seen(request.asked.view).root
-                inside = request.asked.paths[0]
-                cwd = root if inside == ROOT else root + inside
+                cwd = self._views.seen(request.asked.view).root + request.asked.paths[0]
                 own = Command(asked.command or "", asked.timeout_s, asked.stdin, cwd)
                 ran = self._started(own) if begin is None else begin()
                 return replace(ran, output=ran.output[:KEPT_OUTPUT]), None
@@ -543,7 +540,7 @@ class MountedBackend(ServedMount):
 
     def stat(self, path: str, *, follow: bool = False) -> StatResult:
         try:
-            name, outer = self._placed(path)
+            name, outer = self._views.place(path, self._view_name)
             route, volume = self._seen(name, outer)
             found = route.executor.run("stat", partial(self._look, name, volume, route, outer, follow))
             found.path = paths.normalise(path)
@@ -589,7 +586,7 @@ class MountedBackend(ServedMount):
     def make_directory(self, path: str, *, parents: bool = False) -> None:
 
         def make() -> None:
-            name, outer = self._placed(path)
+            name, outer = self._views.place(path, self._view_name)
             # A directory that exists only for the routes is not in the volume yet.
             above = AgentPath(os.path.dirname(outer))
             with_parents = parents or (above != ROOT and self._views.is_way(name, above))
@@ -602,18 +599,11 @@ class MountedBackend(ServedMount):
     def remove_directory(self, path: str) -> None:
 
         def remove() -> None:
-            if self._views.is_way(*self._placed(path)):
+            if self._views.is_way(*self._views.place(path, self._view_name)):
                 raise errors.oserror(errno.EBUSY)
             self._at_volume("rmdir", path, lambda backend, inner: backend.remove_directory(inner))
 
         self._recorded("remove_directory", [path], remove)
-
-    def _placed(self, path: str) -> tuple[str | None, AgentPath]:
-        """Return the view that a path is in, if any, and the normalised path there."""
-        name, inside = self._view_name, path
-        if name is None:
-            name, inside = self._views.split(path)
-        return name, paths.normalise(inside)
 
     def _seen(self, name: str | None, outer: AgentPath) -> tuple[Route, Volume]:
         """Return the route that has a path, and its volume, as a view shows them. A path of a hidden route belongs to
@@ -626,7 +616,7 @@ class MountedBackend(ServedMount):
     def _at_volume(self, verb: str, path: str, work: Callable[[VolumeBackend, str], R]) -> R:
         """Return what `work` does with the volume that holds a path, and with the path there."""
         try:
-            name, outer = self._placed(path)
+            name, outer = self._views.place(path, self._view_name)
             route, volume = self._seen(name, outer)
             return route.executor.run(verb, lambda: work(VolumeBackend(volume), route.inner(outer)))
         except OSError as error:

@@ -197,6 +197,16 @@ class Views:
                 return name, path[len(each.root) :] or ROOT
         return None, path
 
+    def place(self, path: str, chosen: str | None) -> tuple[str | None, AgentPath]:
+        """Return the view that a path is in, if any, and the normalised path there. PathError.
+
+        Args:
+            chosen: the view that a client has chosen, in which all its paths are; None for one that names views by
+                the paths of their trees.
+        """
+        name, inside = self.split(path) if chosen is None else (chosen, path)
+        return name, paths.normalise(inside)
+
 
 # -- mount points of views ---------------------------------------------------------------------------------------
 
