@@ -154,11 +154,9 @@ class Client(FollowedMount):
         params = {"file_path": file_path, "offset": offset, "limit": limit}
         try:
             return self._call(ReadResult, "read", params)
-        except AnsweredError as error:
-            downloaded = self._read_here(file_path, offset, limit) if error.code == wire.BUSY else None
-            return downloaded or ReadResult(error=str(error))
-        except ServerLost as error:
-            return ReadResult(error=str(error))
+        except Failures as error:
+            is_long = isinstance(error, AnsweredError) and error.code == wire.BUSY
+            return (self._read_here(file_path, offset, limit) if is_long else None) or ReadResult(error=str(error))
 
     def _read_here(self, file_path: str, offset: int, limit: int) -> ReadResult | None:
         """`read`, of a window or a binary file that does not fit into one answer: from a download. None without one."""
