@@ -42,6 +42,7 @@ from fusebackend.protocol import (
     FileUploadResponse,
     MoveResult,
     WriteResult,
+    verbs,
 )
 from fusebackend.protocol.records import EMPTY_REMINDER
 
@@ -89,13 +90,11 @@ class TextFiles:
 
     def download(self, wanted: list[AgentPath]) -> list[FileDownloadResponse]:
         listings: dict[AgentPath, dict[str, FileInfo]] = {}
-        answers = []
-        for path in wanted:
-            try:
-                answers.append(FileDownloadResponse(path=path, content=self._bytes(path, listings)))
-            except Unanswered as refusal:
-                answers.append(FileDownloadResponse(path=path, error=str(refusal)))
-        return answers
+        return [self._download(path, listings) for path in wanted]
+
+    @verbs.DOWNLOAD_FILES.answers()
+    def _download(self, path: AgentPath, listings: dict[AgentPath, dict[str, FileInfo]]) -> FileDownloadResponse:
+        return FileDownloadResponse(path=path, content=self._bytes(path, listings))
 
     def _bytes(self, path: AgentPath, listings: dict[AgentPath, dict[str, FileInfo]]) -> bytes:
         """A file's bytes. `listings` holds what was listed before, and is added to. Raises `Untold`."""
