@@ -545,12 +545,8 @@ class MountedBackend(ServedMount):
             found = route.executor.run("stat", partial(self._look, name, volume, route, outer, follow))
             found.path = paths.normalise(path)
             return found
-        except PathError as error:
-            return StatResult(error=str(error), code=errors.INVALID_PATH)
-        except FileNotFoundError:
-            return StatResult(error=f"File '{path}' not found", code=errors.FILE_NOT_FOUND)
-        except OSError as error:
-            return StatResult(error=f"File '{path}': {error.strerror}", code=errors.code_of(error))
+        except (PathError, OSError) as error:
+            return StatResult(error=verbs.READ.sentence(error, path), code=errors.code_of(error))
 
     def stats(self, path: str) -> StatsResult:
         answer = self.ls(path)
