@@ -287,11 +287,9 @@ def _download_files(call: RunningCall, asked: Any) -> Any:
                 answer = FileDownloadResponse(path, None, "too much for one message: ask with stream")
             size = file.seek(0, os.SEEK_END)
             file.seek(0)
-            if answer.error is not None:
-                pass
-            elif asked.stream:
-                _send_file(call, index, file)
-            else:
+            if answer.error is None and asked.stream:
+                _send_file(call, index, file, size)
+            elif answer.error is None:
                 room -= size
                 call.place.hold(3 * size)  # with the answer, in base64
                 answer = replace(answer, content=file.read())
@@ -326,10 +324,8 @@ class _Spool(tempfile.SpooledTemporaryFile[bytes]):
         return super().write(data)
 
 
-def _send_file(call: RunningCall, index: int, file: tempfile.SpooledTemporaryFile[bytes]) -> None:
+def _send_file(call: RunningCall, index: int, file: tempfile.SpooledTemporaryFile[bytes], size: int) -> None:
     """A copy of the file, piece by piece as the client reads: it is as it was at one moment, and not in memory."""
-    size = file.seek(0, os.SEEK_END)
-    file.seek(0)
     while file.tell() < size and not call.cancelled.is_set():
         call.notify_of("download_files.data", lambda: {"index": index, "data": file.read(DOWNLOAD_BYTES)})
 
