@@ -138,19 +138,14 @@ class Mount(MountedBackend):
 
     def _wait_until_ready(self) -> None:
         try:
-            answered = self._ready.wait(START_TIMEOUT_S)
-        except BaseException:  # Ctrl-C
-            self._abandon()
+            if not self._ready.wait(START_TIMEOUT_S):
+                raise MountError(errno.ETIMEDOUT, f"'{self.mountpoint}' did not answer within {START_TIMEOUT_S:.0f} s")
+        except BaseException:  # Ctrl-C, too
+            self._live.stop()
+            self._thread.join(5.0)
             raise
         if self._error is not None:
             raise self._error
-        if not answered:
-            self._abandon()
-            raise MountError(errno.ETIMEDOUT, f"'{self.mountpoint}' did not answer within {START_TIMEOUT_S:.0f} s")
-
-    def _abandon(self) -> None:
-        self._live.stop()
-        self._thread.join(5.0)
 
     def _close_at_exit(self) -> None:
         with contextlib.suppress(Exception):
