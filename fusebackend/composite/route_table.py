@@ -25,6 +25,8 @@ class PrefixTable:
 
     Attributes:
         prefixes: all of them, normalised, the longest first.
+        pinned: the root, each prefix, and each directory above one. These are directories, and can't be deleted or
+            moved.
     """
 
     def __init__(self, prefixes: Iterable[str] = ()) -> None:
@@ -47,6 +49,7 @@ class PrefixTable:
                 directory, name = parent_and_name(directory)
                 names.setdefault(directory, set()).add(name)
         self._names = {directory: tuple(sorted(found)) for directory, found in names.items()}
+        self.pinned = self._names.keys()
 
     def route(self, path: AgentPath) -> tuple[AgentPath | None, AgentPath]:
         """The prefix a path belongs to, and the path inside that route's backend."""
@@ -64,11 +67,6 @@ class PrefixTable:
         or, for a directory on the way, merged with it."""
         return self._names.get(path, ())
 
-    def pinned(self, path: AgentPath) -> bool:
-        """Return True for the root, a prefix, and each directory above one. It is a directory then, and can't be
-        deleted or moved."""
-        return path in self._names
-
     def covers(self, prefix: AgentPath | None, path: AgentPath) -> bool:
         """Return True if a route hides the file at `path` of the backend of `prefix`. `path` is the outer one."""
-        return path in self._names or self.route(path)[0] != prefix
+        return path in self.pinned or self.route(path)[0] != prefix

@@ -86,7 +86,7 @@ class Routing:
         if start != ROOT and path and not path.startswith(("/", "~")):
             path = f"{start}/{path}"
         outer = paths.normalise(path)
-        if verb is not None and self.table.pinned(outer):
+        if verb is not None and outer in self.table.pinned:
             raise errors.oserror(verb.pinned)
         prefix, inner = self.table.route(outer)
         return RoutedPath(prefix, self.faces[prefix], inner, outer)
