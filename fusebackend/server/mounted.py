@@ -210,7 +210,6 @@ class MountedBackend(ServedMount):
         own = filesystem.tree.trees_path
         main = MainTree(branches, volumes, filesystem.written, self._recorder, self._covered)
         self._merges = Merges(main, own)
-        branches.compare = self._merges.compare
         directories = [str(each.cwd) for each in parts if isinstance(each, FilesystemBackend)]
         self._checkouts = Checkouts(branches, [*([self.mountpoint] if self.is_mounted else []), *directories])
         self._restores = branches.past = Restores(main, self._states)
@@ -715,14 +714,20 @@ class MountedBackend(ServedMount):
         return f"no route of this mount keeps snapshots: {keeping} do"
 
     def branches(self) -> list[BranchInfo]:
-        return [replace(each, directory=self._checkouts.directory(each.name)) for each in self._branches.all()]
+        return [self._described(each) for each in self._branches.all()]
+
+    def _described(self, branch: BranchInfo) -> BranchInfo:
+        """Return what is known of a branch with what its merge would do, and the directory that it is in."""
+        conflicts, unmerged = self._merges.compare(branch.name)
+        directory = self._checkouts.directory(branch.name)
+        return replace(branch, conflicts=conflicts, unmerged=unmerged, directory=directory)
 
     def create_branch(
         self, name: str, ref: str | None = None, directory: str | os.PathLike[str] | None = None
     ) -> BranchInfo:
         branches = self._branches
         if directory is None:
-            return branches.create(name, ref)
+            return self._described(branches.create(name, ref))
         is_new = ref is not None or name not in branches.opened
         made = branches.create(name, ref) if is_new else branches.find(name)
         try:
@@ -731,7 +736,7 @@ class MountedBackend(ServedMount):
             if is_new:
                 branches.delete([name])
             raise
-        return replace(made, directory=self._checkouts.directory(name))
+        return self._described(made)
 
     def take_in_branch(self, name: str) -> None:
         self._branches.volume(name)
@@ -883,7 +888,7 @@ class MountedBackend(ServedMount):
         automatic, named = self._snapshots_by_kind()
         images, log_bytes = self._past.image_bytes, self._past.log_bytes
         reclaimable = (kept if automatic and not named else 0) + images + log_bytes
-        in_branches = sum(each.size_bytes for each in self.branches())
+        in_branches = sum(each.size_bytes for each in self._branches.all())
         return SpaceInfo(live, kept, images, in_branches, log_bytes, reclaimable, limits)
 
     def prune(self, *, dry_run: bool = False) -> PruneResult:

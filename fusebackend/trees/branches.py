@@ -16,7 +16,7 @@ import os
 import secrets
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Final, Protocol
 
@@ -28,7 +28,7 @@ from fusebackend.trees.branch_volume import UNFINISHED, BranchRoute, BranchVolum
 from fusebackend.trees.composed import Places
 from fusebackend.trees.lower_tree import BaseTree, LowerTree
 from fusebackend.trees.refs import Ref, Refs
-from fusebackend.trees.snapshots import AUTOMATIC, Snapshots, check_name, require_there
+from fusebackend.trees.snapshots import AUTOMATIC, Snapshots, check_name, require_there, words_for
 
 if TYPE_CHECKING:
     from fusebackend.trees.restore import Restores
@@ -94,9 +94,6 @@ class Branches:
         self._needs: dict[str, frozenset[str]] = {}  # branch → the snapshots below it
         self.past: Restores | None = None
         """Knows states before the present; None while nothing does."""
-        self.compare: Callable[[str], tuple[int, int]] | None = None
-        """Returns how many files of a branch have changed in the mount as well, and how many changes a merge would
-        make; None while nothing can tell."""
         snapshots.holder = self._holder
 
     # -- life --------------------------------------------------------------------------------------------------
@@ -174,8 +171,7 @@ class Branches:
 
     def _view(self, route: BranchRoute) -> Volume:
         """Return the volume below a branch, of one route. ESTALE if it is not that of the branch."""
-        where = "the default backend" if route.prefix == ROOT else f"route '{route.prefix}/'"
-        volume = self._volumes.get(route.prefix)
+        where, volume = words_for(route.prefix), self._volumes.get(route.prefix)
         if volume is None:
             raise OSError(errno.ESTALE, f"it was made over {where}, which this mount does not have")
         if route.snapshot is None:
@@ -394,8 +390,7 @@ class Branches:
             return list(self._broken)
 
     def find(self, name: str) -> BranchInfo:
-        """Describe a branch. OSError: ENOENT."""
-        compared = self._compared(name)  # with no lock held: a merge holds its own, and asks for the branch
+        """Describe a branch, as far as no merge is planned for it (`Merges.compare`). OSError: ENOENT."""
         with self._guard:
             if name in self._broken:
                 return BranchInfo(name, 0, {}, 0, self._size_bytes(name), error=self._broken[name])
@@ -407,7 +402,7 @@ class Branches:
                 for route in volume.routes
             }
             changes, size_bytes = volume.changed_names(), self._size_bytes(name)
-            return BranchInfo(name, volume.created_ns, routes, changes, size_bytes, *compared)
+            return BranchInfo(name, volume.created_ns, routes, changes, size_bytes)
 
     def all(self) -> list[BranchInfo]:
         """Describe all branches, by name."""
@@ -416,15 +411,6 @@ class Branches:
             with contextlib.suppress(FileNotFoundError):  # it was deleted meanwhile
                 found.append(self.find(name))
         return found
-
-    def _compared(self, name: str) -> tuple[int | None, int | None]:
-        if self.compare is None or name not in self.opened:
-            return None, None
-        try:
-            return self.compare(name)
-        except OSError as error:
-            log.info("branch '%s' can't be compared with the mount: %s", name, error)
-            return None, None
 
     def journal(self, name: str) -> str:
         """Return the path of the journal of a branch's merge."""

@@ -170,7 +170,7 @@ class Snapshots:
                 except BaseException as error:
                     _take_back(name, done)
                     if isinstance(error, OSError):
-                        raise OSError(error.errno, f"{_words(prefix)} took no snapshot: {error.strerror}") from error
+                        raise OSError(error.errno, f"{words_for(prefix)} took no snapshot: {error.strerror}") from error
                     raise
                 done.append(volume)
 
@@ -224,7 +224,7 @@ class Snapshots:
             except FileNotFoundError:
                 pass  # somebody else has deleted it just now
             except OSError as error:
-                raise OSError(error.errno, f"{_words(prefix)} still has '{name}': {error.strerror}") from error
+                raise OSError(error.errno, f"{words_for(prefix)} still has '{name}': {error.strerror}") from error
 
 
 def _take_back(name: str, volumes: Iterable[SnapshotVolume]) -> None:
@@ -235,5 +235,6 @@ def _take_back(name: str, volumes: Iterable[SnapshotVolume]) -> None:
             log.exception("a part of snapshot '%s', which was not taken, is left", name)
 
 
-def _words(prefix: AgentPath) -> str:
+def words_for(prefix: AgentPath) -> str:
+    """Return what an error calls a route."""
     return "the default backend" if prefix == ROOT else f"route '{prefix}/'"

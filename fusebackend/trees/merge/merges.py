@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import logging
 import os
 import posixpath
 import threading
@@ -23,6 +24,8 @@ from fusebackend.trees.merge.run import MainTree, Merge, Outcome, keep_sources
 from fusebackend.trees.merge.tree import Item, MergeTree, by_node, shown
 from fusebackend.volumes.contents import data_pieces
 from fusebackend.volumes.frozen import GivesPieces
+
+log = logging.getLogger(__name__)
 
 GIT: Final = b".git"
 """Left as it is in the merge of a worktree: nobody but git can merge its files."""
@@ -149,15 +152,16 @@ class Merges:
         by = f", written by {', '.join(writers[:SHOWN_WRITERS])}{more}" if writers else ""
         return f"merge branch '{name}'{by}"
 
-    def compare(self, name: str) -> tuple[int, int]:
-        """Return how many conflicts a merge of a branch would leave, and how many changes it would make.
-
-        Raises:
-            OSError: as `merge`.
-        """
-        with self._guard:
-            found = self._plan(name, self._main.branches.volume(name), None, False, [b""])
-            return len(found.conflicts), len(found.steps)
+    def compare(self, name: str) -> tuple[int | None, int | None]:
+        """Return how many conflicts a merge of a branch would leave, and how many changes it would make. Both are None
+        where that can't be known: of a branch that can't be opened, or whose routes do not answer."""
+        try:
+            with self._guard:
+                found = self._plan(name, self._main.branches.volume(name), None, False, [b""])
+        except OSError as error:
+            log.info("branch '%s' can't be compared with the mount: %s", name, error)
+            return None, None
+        return len(found.conflicts), len(found.steps)
 
 
 def _in_the_way(step: Step, covered: Collection[bytes]) -> bytes | None:
