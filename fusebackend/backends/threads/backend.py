@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, ClassVar, Literal, Self, TypeVar
 
 from fusebackend.backends.threads.database.activity import QUIET_S
-from fusebackend.backends.threads.database.rows import Damaged, Database
+from fusebackend.backends.threads.database.rows import Database
 from fusebackend.backends.threads.database.sql import SaverTables
 from fusebackend.backends.threads.line import REPEATING
 from fusebackend.backends.threads.nodes import FileNode
@@ -257,8 +257,6 @@ class ThreadsSearch(FileSearch):
             try:
                 attr.settle()
                 data = attr.data()
-            except Damaged as error:
-                raise self._passed_over(str(error)) from None
             except OSError as error:
                 if error.errno == errno.EIO:
                     raise self._passed_over(str(error.strerror)) from None

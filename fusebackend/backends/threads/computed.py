@@ -36,7 +36,7 @@ class Document(ChangingFile):
 
     Args:
         fresh: refreshes what it is made of, which calls `expire` if there is news; gives the time of that.
-        make: makes the bytes. Damaged and OSError reach the caller.
+        make: makes the bytes. OSError reaches the caller.
         size: gives the size, where that takes less than the bytes. Called once for each version.
         stored_bytes: gives the bytes in the database that it stands for.
         grows: by whole parts at its end alone: its handles share the page cache.
@@ -102,7 +102,7 @@ class Fixed(FileNode):
     Args:
         item: a tuple of all that the bytes are made of, and at its end their size and time. Shared with its directory:
             a walk through 1,000 conversations makes 100,000 of these.
-        make: makes the bytes of an item. Damaged and OSError reach the caller.
+        make: makes the bytes of an item. OSError reaches the caller.
     """
 
     __slots__ = ("_item", "_make")

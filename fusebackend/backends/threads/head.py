@@ -15,9 +15,8 @@ invisible; it goes on without the file, and the file is in its result unless the
 
 from __future__ import annotations
 
-import contextlib
 import errno
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from fusebackend import text
@@ -87,8 +86,7 @@ class HeadFiles(Remote):
         found = self._look().key(_path(key))
         if found is None:
             return None
-        with _undamaged():
-            data = self._seen[found].data()
+        data = self._seen[found].data()
         return Head(len(data), digest_of(data), content=data)
 
     @property
@@ -173,7 +171,7 @@ class HeadFiles(Remote):
         if not update:
             return
         before = {key: self._seen.get(key) for key in update}
-        with _undamaged(), self._threads.database.exclusive() as append:
+        with self._threads.database.exclusive() as append:
             self._threads.poll(now=True)
             self.require_idle()
             lineage = self.line().lineage
@@ -194,8 +192,7 @@ class HeadFiles(Remote):
         """The tree of the current files. EIO where it can't be read."""
         line = self.line()
         if line.version != self._version:
-            with _undamaged():
-                self._seen = line.lineage.files_now()
+            self._seen = line.lineage.files_now()
             self._version = line.version
             self._tree = ListedTree(self._seen)
         return self._tree
@@ -229,12 +226,3 @@ def _again(record: Record) -> Any:
 
 def _path(key: str) -> AgentPath:
     return AgentPath("/" + key.removesuffix("/"))
-
-
-@contextlib.contextmanager
-def _undamaged() -> Iterator[None]:
-    """EIO for what can't be read inside."""
-    try:
-        yield
-    except Damaged as error:
-        raise errors.oserror(errno.EIO) from error

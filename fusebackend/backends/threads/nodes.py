@@ -25,7 +25,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from fusebackend import text
-from fusebackend.backends.threads.database.rows import Damaged, LeftOut
+from fusebackend.backends.threads.database.rows import LeftOut
 from fusebackend.base import heap, paths
 from fusebackend.base.errors import oserror
 from fusebackend.base.paths import ROOT, AgentPath
@@ -254,7 +254,7 @@ class FileVersion(FileNode):
     def data(self) -> bytes:
         if self._version != self._file.version:
             self._version = self._file.version
-            with contextlib.suppress(OSError, Damaged):
+            with contextlib.suppress(OSError):
                 latest = self._file.data()
                 if latest.startswith(self._seen):
                     self._show(latest)

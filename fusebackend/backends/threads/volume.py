@@ -24,7 +24,7 @@ from typing import Any, Final, TypeVar, cast
 
 from fusebackend.backends.threads.computed import Link
 from fusebackend.backends.threads.database.activity import QUIET_S
-from fusebackend.backends.threads.database.rows import Damaged, Database
+from fusebackend.backends.threads.database.rows import Database
 from fusebackend.backends.threads.database.sql import SaverTables
 from fusebackend.backends.threads.head import HeadFiles
 from fusebackend.backends.threads.line import HEAD, FilesDirectory
@@ -498,7 +498,7 @@ def is_below_head(names: Sequence[bytes]) -> bool:
 
 
 class _Entered:
-    """With the volume's lock held; `Damaged` becomes EIO. One object for all calls of a kind.
+    """With the volume's lock held. One object for all calls of a kind.
 
     Args:
         tree, feed: of the volume. The feed publishes soon what a call has found to be changed.
@@ -529,8 +529,6 @@ class _Entered:
         if self._uses and self._tree.found:
             self._feed.hurry()
         self._lock.__exit__()
-        if isinstance(error, Damaged):
-            raise OSError(errno.EIO, str(error)) from None
 
 
 class Feed:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import abc
 import datetime
+import errno
 import re
 import uuid
 from collections import Counter
@@ -28,8 +29,14 @@ NULL_TASK: Final = "00000000-0000-0000-0000-000000000000"
 """The task id of writes that belong to no task: input of a step that has not begun."""
 
 
-class Damaged(Exception):
-    """A part of the database can't be read. `str` is one line with the part and the reason."""
+class Damaged(OSError):
+    """EIO: a part of the database can't be read, and not all of it. `str` is one line with the part and the reason."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(errno.EIO, reason)
+
+    def __str__(self) -> str:
+        return str(self.strerror)
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +174,7 @@ class Database(abc.ABC):
 
     A method that may wait for a network says `will_wait` (`base/waiting.py`) first, before it has changed anything.
 
-    Every method raises `OSError` when the database can't be read, and `Damaged` for an invalid row. Checkpoint ids are
+    Every method raises `OSError` when the database can't be read, `Damaged` for an invalid row. Checkpoint ids are
     ordered by time.
     """
 
