@@ -201,10 +201,7 @@ class SaverDatabase(Database):
         found: dict[str, Link | Damaged] = {}
         for checkpoint in checkpoints:
             with contextlib.suppress(FileNotFoundError):
-                try:
-                    found[checkpoint] = self._link(self._tuple(place, checkpoint), checkpoint, channel)
-                except Damaged as error:
-                    found[checkpoint] = error
+                found[checkpoint] = self._link(self._tuple(place, checkpoint), checkpoint, channel)
         return found
 
     def _link(self, item: Any, checkpoint: str, channel: str) -> Link:
@@ -215,7 +212,7 @@ class SaverDatabase(Database):
             _parent_of(item),
             ts if isinstance(ts, str) else None,
             channel in (document.get("channel_versions") or {}),
-            loads(self._stored(values[channel])) if channel in values else NOTHING,
+            self._shown(values[channel]) if channel in values else NOTHING,
         )
 
     def saved(self, place: Place, checkpoint: str) -> Saved:
