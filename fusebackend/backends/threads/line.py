@@ -60,7 +60,7 @@ from fusebackend.backends.threads.nodes import (
 )
 from fusebackend.base import paths
 from fusebackend.base.errors import oserror
-from fusebackend.base.recent import Recent
+from fusebackend.base.recent import Recent, RecentBytes
 from fusebackend.base.stamps import now_ns
 from fusebackend.base.waiting import will_wait
 from fusebackend.remote.keyed import ListedTree, name_of
@@ -86,43 +86,16 @@ RECENT_CHECKPOINTS: Final = 64
 QUICK_BYTES: Final = 64 << 10
 """Decoding a longer conversation takes over a millisecond, which other routes would wait for."""
 
-RECENT_CONVERSATIONS: Final = 16
 RECENT_CONVERSATION_BYTES: Final = 16 << 20
 """Decoded conversations that are cached for all lines together. A larger one is cached alone, and only for a while."""
 
+SMALL_CONVERSATION_BYTES: Final = 1 << 20
+"""What a smaller one counts as, so that sixteen are cached at most."""
 
 _versions = itertools.count()
 
-
-class Conversations:
-    """The messages at checkpoints whose messages were read last."""
-
-    def __init__(self) -> None:
-        self._known: Recent[tuple[int, str], tuple[list[Mapping[str, Any]], int]] = Recent(RECENT_CONVERSATIONS)
-
-    def at(self, line: Line, step: Said) -> list[Mapping[str, Any]]:
-        """The conversation at a checkpoint. Damaged; OSError."""
-        key = (line.version, step.id)
-        found = self._known.use(key)
-        if found is not None:
-            return found[0]
-        if step.messages_bytes > QUICK_BYTES:
-            will_wait()
-        conversation: list[Mapping[str, Any]] = list(line.lineage.conversation_at(step.id).values())
-        line.lineage.let_go_messages()
-        self._known[key] = conversation, step.messages_bytes
-        while len(self._known) > 1 and self.is_large:
-            self._known.popitem(last=False)
-        return conversation
-
-    @property
-    def is_large(self) -> bool:
-        """Whether they take more than is kept for long."""
-        return sum(size for _, size in self._known.values()) > RECENT_CONVERSATION_BYTES
-
-    def let_go(self) -> None:
-        """Drop all."""
-        self._known.clear()
+Conversations = RecentBytes[tuple[int, str], list[Mapping[str, Any]]]
+"""The messages at checkpoints, by the version of their line and the id."""
 
 
 class Shared(NamedTuple):
@@ -299,10 +272,22 @@ class Line:
     def _message(self, talk: MessageIndex, number: int) -> Mapping[str, Any]:
         """A message by its place in the index."""
         place, position = talk.last[number]
-        conversation = self.shared.conversations.at(self, talk.said[place])
+        conversation = self._conversation(talk.said[place])
         if position >= len(conversation):
             raise oserror(errno.ESTALE)  # deleted or replaced just now
         return conversation[position]
+
+    def _conversation(self, step: Said) -> list[Mapping[str, Any]]:
+        """The messages at a checkpoint. Damaged; OSError."""
+        cache, key = self.shared.conversations, (self.version, step.id)
+        messages = cache.get(key)
+        if messages is None:
+            if step.messages_bytes > QUICK_BYTES:
+                will_wait()
+            messages = list(self.lineage.conversation_at(step.id).values())
+            self.lineage.let_go_messages()
+            cache.put(key, messages, max(step.messages_bytes, SMALL_CONVERSATION_BYTES))
+        return messages
 
     def _of_files(self, name: bytes, names: Callable[[], Names], make: Callable[[Item], bytes]) -> ComputedDirectory:
         def file(_name: bytes, item: Item) -> Node:

@@ -21,7 +21,7 @@ from fusebackend.backends.threads.computed import ComputedDirectory, Item, Link,
 from fusebackend.backends.threads.conversation import slug, title
 from fusebackend.backends.threads.database.rows import Damaged, Database, Place, time_ns_of
 from fusebackend.backends.threads.index import IndexCache
-from fusebackend.backends.threads.line import SUBGRAPHS, Conversations, Line, Shared
+from fusebackend.backends.threads.line import RECENT_CONVERSATION_BYTES, SUBGRAPHS, Conversations, Line, Shared
 from fusebackend.backends.threads.lineage import Lineage
 from fusebackend.backends.threads.nodes import DirectoryNode, Node, Nodes, Records, TreeDifference
 from fusebackend.base.recent import Recent
@@ -52,9 +52,10 @@ class Tree:
         self.records = Records(self.nodes)
         self.found = TreeDifference()
         self.used_at = 0.0  # by a call of the volume; in the seconds of `time.monotonic`
-        self.cache = IndexCache(database.identity) if cache and database.identity is not None else None
+        index_cache = IndexCache(database.identity) if cache and database.identity is not None else None
+        self._conversations = Conversations(RECENT_CONVERSATION_BYTES)
         self._shared = Shared(
-            self.nodes, self.found, self.cache, Conversations(), blobs, functools.partial(LineDirectory, self)
+            self.nodes, self.found, index_cache, self._conversations, blobs, functools.partial(LineDirectory, self)
         )
         self.lines: weakref.WeakValueDictionary[Place, Line] = weakref.WeakValueDictionary()
         self._recent: Recent[Place, Line] = Recent(RECENT_LINES, Line.let_go)
@@ -102,7 +103,7 @@ class Tree:
 
     def let_go(self) -> None:
         """Drop most of the lines that the kernel does not hold, and all values."""
-        self._shared.conversations.let_go()
+        self._conversations.clear()
         while len(self._recent) > FEW_LINES:
             self._recent.popitem(last=False)[1].let_go()
         for line in self._recent.values():
@@ -111,7 +112,7 @@ class Tree:
     @property
     def has_large_values(self) -> bool:
         """Whether a conversation is cached that is too large to be kept for long."""
-        return self._shared.conversations.is_large
+        return self._conversations.bytes > self._conversations.bound
 
     def shrink(self) -> None:
         """Give back the memory of tables that were once much larger."""
