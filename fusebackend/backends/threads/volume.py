@@ -244,13 +244,6 @@ class ThreadsVolume(Volume):
     def create(self, parent: int, name: bytes, mode: int, flags: int, caller: Caller) -> Attr:
         return self._write(RemoteVolume.create, parent, name, mode, flags, caller)
 
-    def symlink(self, parent: int, name: bytes, target: bytes, caller: Caller) -> Attr:
-        return self._write(RemoteVolume.symlink, parent, name, target, caller)
-
-    def link(self, node: int, new_parent: int, new_name: bytes) -> Attr:
-        with self._asked:
-            return self._writable(new_parent).tree.link(node, new_parent, new_name)
-
     def unlink(self, parent: int, name: bytes) -> None:
         self._write(RemoteVolume.unlink, parent, name)
 
@@ -308,14 +301,6 @@ class ThreadsVolume(Volume):
     def _xattrs(self, node: int) -> dict[bytes, bytes]:
         with self.lock:
             return {} if self._head(node) is not None else self._tree.nodes.get(node).xattrs()
-
-    def setxattr(self, node: int, name: bytes, value: bytes) -> None:
-        self._write(RemoteVolume.setxattr, node, name, value)
-
-    def removexattr(self, node: int, name: bytes) -> None:
-        with self._asked:
-            self._writable(node)
-            raise oserror(errno.ENODATA, name)
 
     def readlink(self, node: int) -> bytes:
         with self.lock:
