@@ -153,8 +153,7 @@ class ThreadsVolume(Volume):
         self._head_of: dict[LineDirectory, WritableHead] = {}
         self._feed = Feed(self)
         used = self.lock, self._tree, self._feed
-        self._locked, self._known = _Entered(*used, uses=False), _Entered(*used, uses=True)
-        self._asked = _Entered(*used, uses=True, polls=True)
+        self._locked, self._asked = _Entered(*used), _Entered(*used, polls=True)
 
     # -- heads -------------------------------------------------------------------------------------------------
 
@@ -320,7 +319,7 @@ class ThreadsVolume(Volume):
             with self._asked:
                 head.fresh().tree.open(node, flags)
                 return None
-        with self._known if self._tree.nodes.file(node).never_changes else self._asked:
+        with self._locked if self._tree.nodes.file(node).never_changes else self._asked:
             file = self._tree.nodes.file(node)
             file.settle()
             opened = file.opened()
@@ -422,7 +421,7 @@ class ThreadsVolume(Volume):
 
     def follow(self) -> None:
         """Refresh the tree from the database, and notify caches and watchers."""
-        with self._locked:
+        with self.lock:
             self._tree.refresh()
             changes = self._tree.take()
         if changes:
@@ -483,24 +482,22 @@ def is_below_head(names: Sequence[bytes]) -> bool:
 
 
 class _Entered:
-    """With the volume's lock held. One object for all calls of a kind.
+    """With the volume's lock held, for a request: values are kept a while longer for it. One object for all requests of
+    a kind.
 
     Args:
-        tree, feed: of the volume. The feed publishes soon what a call has found to be changed.
-        uses: values are kept a while longer for it.
+        tree, feed: of the volume. The feed publishes soon what a request has found to be changed.
         polls: the database is queried for news first.
     """
 
-    __slots__ = ("_feed", "_lock", "_polls", "_tree", "_uses")
+    __slots__ = ("_feed", "_lock", "_polls", "_tree")
 
-    def __init__(self, lock: waiting.Lock, tree: Tree, feed: Feed, *, uses: bool, polls: bool = False) -> None:
-        self._lock, self._tree, self._feed = lock, tree, feed
-        self._uses, self._polls = uses, polls
+    def __init__(self, lock: waiting.Lock, tree: Tree, feed: Feed, *, polls: bool = False) -> None:
+        self._lock, self._tree, self._feed, self._polls = lock, tree, feed, polls
 
     def __enter__(self) -> None:
         self._lock.__enter__()
-        if self._uses:
-            self._tree.used_at = time.monotonic()
+        self._tree.used_at = time.monotonic()
         if self._polls:
             try:
                 self._tree.poll()
@@ -511,7 +508,7 @@ class _Entered:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._uses and self._tree.found:
+        if self._tree.found:
             self._feed.hurry()
         self._lock.__exit__()
 
