@@ -366,9 +366,6 @@ class IndexCache:
                     size = sum(entry.stat().st_size for entry in entries)
                 if size > MAX_BYTES:
                     shutil.rmtree(self._directory)
-            for end in ("", "-wal", "-shm"):  # of a program before, which had one file for all lines
-                with contextlib.suppress(FileNotFoundError):
-                    os.unlink(f"{self._directory}.db{end}")
         except OSError as error:
             self._fail(error)
 

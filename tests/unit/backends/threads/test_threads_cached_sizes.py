@@ -248,15 +248,6 @@ def test_a_cache_that_goes_while_it_is_written_to_is_no_error(
     assert not caplog.records
 
 
-def test_a_cache_of_the_program_before_is_removed(database: str, cache: Path) -> None:
-    files(database)
-    (directory,) = cache.glob("fusebackend/threads/*")
-    for end in (".db", ".db-wal"):
-        Path(f"{directory}{end}").write_text("rows")
-    files(database)
-    assert list(cache.glob("fusebackend/threads/*")) == [directory]
-
-
 @pytest.mark.parametrize("story", ["artist", "chat", "clearing", "forks", "old_files"])
 def test_messages_are_the_same_whatever_is_read_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, story: str
