@@ -68,7 +68,7 @@ class Said(NamedTuple):
     """The conversation at one checkpoint. Sizes are in bytes."""
 
     id: str
-    mark: list[Any]
+    mark: CheckpointMark
     time_ns: int
     added: int
     """Messages that no older checkpoint has."""
@@ -158,7 +158,7 @@ class MessageIndex:
         """How many checkpoints from the first on are known as they are now."""
         kept = 0
         for said, checkpoint in zip(self.said, order, strict=False):
-            if said.id != checkpoint or said.mark != _plain(marks[checkpoint]):
+            if said.id != checkpoint or said.mark != marks[checkpoint]:
                 break
             kept += 1
         return kept
@@ -197,7 +197,7 @@ class MessageIndex:
             size = self._read[-1].end if self._read else 0
         self._conversation = conversation
         added = len(self.messages) - known
-        self.said.append(Said(checkpoint, _plain(mark), time_ns, added, size, tools, error))
+        self.said.append(Said(checkpoint, mark, time_ns, added, size, tools, error))
 
     def _follow(self, conversation: Mapping[str, Message], time_ns: int, *, sections: bool) -> list[str]:
         """Go on from the conversation added last to that of the next checkpoint. Returns the tools with new results."""
@@ -287,14 +287,10 @@ class MessageIndex:
         self._date(len(self.said) - 1, 0)
         self._unread()
         newest = self.said[-1] if self.said else None
-        if newest is not None and newest.error is None and not newest.mark[1]:  # there are no writes to it
+        if newest is not None and newest.error is None and not newest.mark.writes:
             self.messages_bytes = newest.messages_bytes
         else:
             self.messages_bytes = len(documents.messages_now(self._lineage))
-
-
-def _plain(mark: CheckpointMark) -> list[Any]:
-    return [mark.row, mark.writes, mark.last]
 
 
 def section_bytes(number: int, message: Mapping[str, Any], time_ns: int) -> bytes:

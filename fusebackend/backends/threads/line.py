@@ -383,10 +383,9 @@ class History(ComputedDirectory):
         names: dict[bytes, Item] = {}
         for step in self.line.index().steps:
             name, said = paths.to_name(step.name), step.said
-            mark = tuple(said.mark)
-            names[name] = ("files", said.id, mark, 0, said.time_ns)
-            names[name + OF_MESSAGES] = ("messages", said.id, mark, said.messages_bytes, said.time_ns)
-            names[name + OF_STATE] = ("state", said.id, mark, step.state_bytes, said.time_ns)
+            names[name] = ("files", said.id, said.mark, 0, said.time_ns)
+            names[name + OF_MESSAGES] = ("messages", said.id, said.mark, said.messages_bytes, said.time_ns)
+            names[name + OF_STATE] = ("state", said.id, said.mark, step.state_bytes, said.time_ns)
         return names
 
     def _entry(self, name: bytes, item: Item) -> Node:

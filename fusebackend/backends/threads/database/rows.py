@@ -68,7 +68,7 @@ class Raw(NamedTuple):
 class CheckpointMark(NamedTuple):
     """Differs after a change of a checkpoint, or of the writes to it."""
 
-    row: object
+    row: Any
     writes: int = 0
     """The number of writes …"""
     last: int = 0
