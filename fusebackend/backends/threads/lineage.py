@@ -320,8 +320,9 @@ class Lineage:
         newest = self._newest
         if newest is None or newest.saved.id != max(now, default=None):
             return False
-        mark = now[newest.saved.id]
-        return newest.grow(mark, self.database.writes_since(self.place, newest.saved.id, newest.mark.last), self._files)
+        id_, since = newest.saved.id, newest.mark.last
+        more = self.database.writes(self.place, [id_], after=since).get(id_, [])
+        return newest.grow(now[id_], more, self._files)
 
     def sizes(self, by: str) -> list[tuple[str, int]]:
         """Names and sizes of the parts of the thread, as of `Database.weigh`, the largest first."""

@@ -226,12 +226,15 @@ class Database(abc.ABC):
         """A checkpoint. Damaged; ENOENT."""
 
     @abc.abstractmethod
-    def writes(self, place: Place, checkpoints: Sequence[str], channel: str | None = None) -> dict[str, list[Write]]:
-        """Checkpoint id → its writes, to one channel or all, in the order in which a step applies them."""
+    def writes(
+        self, place: Place, checkpoints: Sequence[str], channel: str | None = None, *, after: int | None = None
+    ) -> dict[str, list[Write]]:
+        """Checkpoint id → its writes, in the order in which a step applies them.
 
-    @abc.abstractmethod
-    def writes_since(self, place: Place, checkpoint: str, order: int) -> list[Write]:
-        """The writes to a checkpoint of a greater order, in the order in which a step applies them."""
+        Args:
+            channel: only writes to this one.
+            after: only writes of a greater `Write.order`.
+        """
 
     def weigh(self, by: str, thread: str | None = None) -> Counter[tuple[str, str]]:
         """The sizes of what is kept, as far as they are known, see `SaverTables`."""

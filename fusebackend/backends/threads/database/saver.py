@@ -229,25 +229,21 @@ class SaverDatabase(Database):
             metadata if isinstance(metadata, Mapping) else {},
         )
 
-    def writes(self, place: Place, checkpoints: Sequence[str], channel: str | None = None) -> dict[str, list[Write]]:
+    def writes(
+        self, place: Place, checkpoints: Sequence[str], channel: str | None = None, *, after: int | None = None
+    ) -> dict[str, list[Write]]:
+        """A saver lists them in the order in which a step applies them, without times."""
         answer: dict[str, list[Write]] = {}
         for checkpoint in checkpoints:
             with contextlib.suppress(FileNotFoundError):
-                found = self._writes(self._tuple(place, checkpoint), channel)
+                found = [
+                    Write(task, name, self._stored(value), number, number)
+                    for number, (task, name, value) in enumerate(self._tuple(place, checkpoint).pending_writes or (), 1)
+                    if channel in (None, name) and number > (after or 0)
+                ]
                 if found:
                     answer[checkpoint] = found
         return answer
-
-    def writes_since(self, place: Place, checkpoint: str, order: int) -> list[Write]:
-        return [write for write in self._writes(self._tuple(place, checkpoint), None) if write.order > order]
-
-    def _writes(self, item: Any, channel: str | None) -> list[Write]:
-        """A saver lists them in the order in which a step applies them, without times."""
-        return [
-            Write(task, name, self._stored(value), number, number + 1)
-            for number, (task, name, value) in enumerate(item.pending_writes or ())
-            if channel is None or name == channel
-        ]
 
     def _tuple(self, place: Place, checkpoint: str) -> Any:
         """The checkpoint as the saver has it. ENOENT."""

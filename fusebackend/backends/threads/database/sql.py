@@ -143,17 +143,15 @@ class Statements:
         self.marks_of_writes = make(
             f"SELECT checkpoint_id, count(*), max({dialect.order}) {of_writes} GROUP BY checkpoint_id"
         )
-        self.saved = make(
-            f"SELECT parent_checkpoint_id, metadata, {dialect.document} FROM checkpoints "
-            f"WHERE {LINE} AND checkpoint_id = :checkpoint"
-        )
         self.values_beside = make(dialect.values_beside)
         self.links = make(dialect.links)
-        self.writes = make(f"{write} AND {dialect.among} AND channel = coalesce(:channel, channel)")
-        self.writes_since = make(f"{write} AND checkpoint_id = :checkpoint AND {dialect.order} > :order")
+        self.writes = make(
+            f"{write} AND {dialect.among} AND channel = coalesce(:channel, channel) "
+            f"AND {dialect.order} > coalesce(:after, {dialect.order} - 1)"
+        )
         row_size = " + ".join(f"coalesce({dialect.size.format(column)}, 0)" for column in ("checkpoint", "metadata"))
         write_size = f"coalesce({dialect.size.format(dialect.value)}, 0)"
-        self.outlined = make(
+        self.checkpoint = make(
             f"SELECT parent_checkpoint_id, metadata, {dialect.document}, {row_size} FROM checkpoints "
             f"WHERE {LINE} AND checkpoint_id = :checkpoint"
         )
@@ -294,10 +292,10 @@ class SaverTables(Database):
 
     def saved(self, place: Place, checkpoint: str) -> Saved:
         at = {**place._asdict(), "checkpoint": checkpoint}
-        rows = self._ask(self._sql.saved, **at)
+        rows = self._ask(self._sql.checkpoint, **at)
         if not rows:
             raise oserror(errno.ENOENT)
-        parent, metadata, kind, data = rows[0]
+        parent, metadata, kind, data, _ = rows[0]
         require_id(checkpoint, parent)
         document = document_of(checkpoint, kind, data)
         beside = self._ask(self._sql.values_beside, **at) if self._sql.values_beside else []
@@ -316,25 +314,21 @@ class SaverTables(Database):
             _metadata(metadata),
         )
 
-    def writes(self, place: Place, checkpoints: Sequence[str], channel: str | None = None) -> dict[str, list[Write]]:
-        return self._in_order(self._ask_among(self._sql.writes, place, checkpoints, channel=channel))
-
-    def writes_since(self, place: Place, checkpoint: str, order: int) -> list[Write]:
-        rows = self._ask(self._sql.writes_since, **place._asdict(), checkpoint=checkpoint, order=order)
-        return self._in_order(rows).get(checkpoint, [])
-
-    def _in_order(self, rows: list[Any]) -> dict[str, list[Write]]:
-        """Rows of writes by checkpoint, as LangGraph applies those of one step: by path of the task, its id, the place.
+    def writes(
+        self, place: Place, checkpoints: Sequence[str], channel: str | None = None, *, after: int | None = None
+    ) -> dict[str, list[Write]]:
+        """LangGraph applies those of one step by the path of the task, its id, the place.
 
         Rows with ids or places of wrong types are left out: LangGraph could not apply them.
         """
+        rows = self._ask_among(self._sql.writes, place, checkpoints, channel=channel, after=after)
         found: dict[str, list[tuple[tuple[str, str, int], Write]]] = {}
-        for checkpoint, path, task, index, channel, kind, value, order in rows:
-            if (type(checkpoint), type(path), type(task), type(index), type(channel)) != _WRITE_TYPES:
+        for checkpoint, path, task, index, name, kind, value, order in rows:
+            if (type(checkpoint), type(path), type(task), type(index), type(name)) != _WRITE_TYPES:
                 where = f"row {order} of the table '{self.dialect.writes}'"
                 self.log.tell(f"{where} has ids that are no text or a place that is no number")
                 continue
-            write = Write(task, channel, Raw(kind, value), index, order)
+            write = Write(task, name, Raw(kind, value), index, order)
             found.setdefault(checkpoint, []).append(((path, task, index), write))
         for pairs in found.values():
             pairs.sort(key=lambda pair: pair[0])
@@ -357,7 +351,7 @@ class SaverTables(Database):
         beside = {(channel, version): size for channel, version, size in sizes}
         rows = []
         for checkpoint in sorted(self.marks(place)):
-            found = self._ask(self._sql.outlined, **place._asdict(), checkpoint=checkpoint)
+            found = self._ask(self._sql.checkpoint, **place._asdict(), checkpoint=checkpoint)
             if not found:
                 continue  # another prune has just deleted it
             parent, metadata, kind, data, size = found[0]
@@ -425,7 +419,7 @@ class SaverTables(Database):
     def _strip(self, execute: Execute, place: Place, portion: Portion, left: Collection[str]) -> None:
         """Take all but some channels out of a checkpoint."""
         at = {**place._asdict(), "checkpoint": portion.id}
-        for _, metadata, kind, data, _ in execute(self._sql.outlined, **at):
+        for _, metadata, kind, data, _ in execute(self._sql.checkpoint, **at):
             document = document_of(portion.id, kind, data)
             versions = mapping(document, "channel_versions")
             lost = sorted({*pruned_of(document), *versions} - set(left))
