@@ -25,6 +25,7 @@ import binascii
 import datetime
 import mimetypes
 import re
+import textwrap
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
@@ -288,11 +289,9 @@ def _media(block: dict[str, Any]) -> Block | None:
 
 def _named_media(stem: str, parts: list[Block]) -> Iterator[tuple[Block, str]]:
     """Each medium with the name of its file."""
-    number = 0
-    for block in parts:
-        if block.kind == "media" and block.data:
-            number += 1
-            yield block, f"{stem}{'' if number == 1 else f'-{number}'}{block.suffix}"
+    stored = (block for block in parts if block.kind == "media" and block.data)
+    for number, block in enumerate(stored, 1):
+        yield block, f"{stem}{'' if number == 1 else f'-{number}'}{block.suffix}"
 
 
 def _blobs(parts: list[Block], above: str) -> dict[Block, str]:
@@ -400,9 +399,5 @@ def title(messages: Iterable[Message]) -> str:
 def slug(text: str) -> str:
     """A title as a part of a name: words of small letters and digits, joined by `-`."""
     words = re.findall(r"[a-z0-9]+", text.lower())
-    made = ""
-    for word in words:
-        if len(made) + len(word) + 1 > MAX_SLUG_CHARS:
-            break
-        made = f"{made}-{word}" if made else word
-    return made or (words[0][:MAX_SLUG_CHARS] if words else "untitled")
+    fitting = textwrap.shorten(" ".join(words), MAX_SLUG_CHARS, placeholder="", break_long_words=False)
+    return fitting.replace(" ", "-") or (words[0][:MAX_SLUG_CHARS] if words else "untitled")

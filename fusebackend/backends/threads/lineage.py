@@ -168,7 +168,10 @@ class ChannelHistory:
         """The values of those writes that are to this channel (and of these tasks)."""
         name = self.channel.name
         found = (write for write in writes if write.channel == name and (tasks is None or write.task in tasks))
-        return _values(self.channel, found)
+        try:
+            return [loads(write.value) for write in found]
+        except Damaged as error:
+            raise Damaged(f"a write to '{name}': {error}") from None
 
     def before(self, checkpoint: str) -> Mapping[str, Any]:
         """The value at a checkpoint, without the writes to it."""
@@ -416,10 +419,3 @@ class Lineage:
         counters = newest.saved.metadata.get("counters_since_delta_snapshot")
         name = self._files.channel.name
         return name in newest.saved.versions or (isinstance(counters, Mapping) and name in counters)
-
-
-def _values(channel: Channel, writes: Iterable[Write]) -> list[Any]:
-    try:
-        return [loads(write.value) for write in writes]
-    except Damaged as error:
-        raise Damaged(f"a write to '{channel.name}': {error}") from None
