@@ -100,12 +100,6 @@ class ChannelHistory:
         self._next: str | None = None  # the next one, in order …
         self._ahead = 1  # … and how many are read with it
 
-    def let_go(self) -> None:
-        """Drop everything."""
-        self.missing.clear()
-        self._before.clear()
-        self.changed(())
-
     def changed(self, checkpoints: Iterable[str]) -> None:
         """Drop the rows, and the values of checkpoints that were stored anew."""
         self._links.clear()
@@ -252,11 +246,9 @@ class Lineage:
         self.place = place
         self.database = database
         self.records = records
-        self._files = ChannelHistory(database, place, FilesChannel(records.of, self._tell), self._in_order)
-        self._messages = ChannelHistory(database, place, MessagesChannel(), self._in_order)
         self._marks: dict[str, CheckpointMark] = {}
-        self._newest: NewestCheckpoint | None = None
         self._order: list[str] | None = None
+        self.let_go()
 
     def _tell(self, what: str) -> None:
         self.database.log.tell(f"thread {self.place.thread!r}: {what}")
@@ -286,15 +278,14 @@ class Lineage:
 
     def let_go(self) -> None:
         """Drop values. The marks stay: changes show by them."""
-        self._newest = None
-        self._files.let_go()
+        self._newest: NewestCheckpoint | None = None
+        channel = FilesChannel(self.records.of, self._tell)
+        self._files = ChannelHistory(self.database, self.place, channel, self._in_order)
         self.let_go_messages()
 
     def let_go_messages(self) -> None:
         """Drop the conversations."""
-        self._messages.let_go()
-        assert isinstance(self._messages.channel, MessagesChannel)
-        self._messages.channel.forget()
+        self._messages = ChannelHistory(self.database, self.place, MessagesChannel(), self._in_order)
 
     def verify(self) -> frozenset[str] | None:
         """The ids of checkpoints that have changed since the last call.

@@ -479,11 +479,6 @@ class MessagesChannel:
         self._decoded: dict[bytes, Message] = {}
         self._latest: Mapping[str, Message] = {}  # the value that was read last
 
-    def forget(self) -> None:
-        """Drop the decoded messages."""
-        self._decoded.clear()
-        self._latest = {}
-
     def whole(self, stored: Any) -> Mapping[str, Any]:
         """A stored value. Every message in it counts, also a second one with the same id: a reducer made it so."""
         value = snapshot(stored)
