@@ -23,7 +23,7 @@ import tempfile
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from itertools import takewhile
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
@@ -343,8 +343,6 @@ MAX_BYTES: Final = 256 << 20
 
 log = logging.getLogger(__name__)
 
-T = TypeVar("T", bound=tuple[Any, ...])
-
 
 class IndexCache:
     """See the comment above. Servers may share it: a file is replaced as a whole.
@@ -365,17 +363,16 @@ class IndexCache:
         except OSError as error:
             self._fail(error)
 
-    def get(self, place: Place, kind: type[T]) -> T | None:
+    def get(self, place: Place) -> CachedIndex | None:
         """A line's index; None where there is none, or another version of it, or something else."""
         try:
             with open(self._path(place), "rb") as file:
                 # msgspec makes the records in C and checks their types: a third of the time of `json`.
-                found: T = msgspec.json.decode(zlib.decompress(file.read()), type=kind)
+                return msgspec.json.decode(zlib.decompress(file.read()), type=CachedIndex)
         except (OSError, ValueError, RecursionError, zlib.error, msgspec.MsgspecError):
             return None  # the line is read again
-        return found
 
-    def put(self, place: Place, record: NamedTuple) -> None:
+    def put(self, place: Place, record: CachedIndex) -> None:
         if not self._is_written:
             return
         try:
@@ -467,7 +464,7 @@ class LineIndex:
         self._lineage = lineage
         self._cache = cache
         self._files: Recent[str, Files] = Recent(RECENT_FILES)
-        self._begin(cache.get(lineage.place, CachedIndex) if cache is not None else None)
+        self._begin(cache.get(lineage.place) if cache is not None else None)
 
     def _begin(self, known: CachedIndex | None = None) -> None:
         index = known or CachedIndex([], [], 0, [], [], 0)

@@ -46,6 +46,7 @@ from fusebackend.protocol import (
     StatFs,
     Volume,
 )
+from fusebackend.remote.volume import STATFS as STATFS_OF_HEADS
 from fusebackend.remote.volume import RemoteVolume
 from fusebackend.volumes.walk import names_of
 
@@ -67,8 +68,6 @@ MANY_FORGOTTEN: Final = 20_000
 
 STATFS: Final = StatFs(4096, 1 << 30, 0, 1 << 31, 0)
 """Counting the contents of a checkpoint database takes too long; nothing can be added."""
-
-STATFS_OF_HEADS: Final = StatFs(4096, 1 << 30, 1 << 30, 1 << 31, 1 << 31)
 
 NODE_BITS: Final = 25
 """For the nodes of one head, in the life of the volume."""
