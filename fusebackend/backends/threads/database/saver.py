@@ -120,8 +120,6 @@ class SaverDatabase(Database):
         self._pack = JsonPlusSerializer().dumps_typed
         self._in_memory = _is_exactly(saver, "langgraph.checkpoint.memory", "InMemorySaver")
         self._tuples: Recent[tuple[Place, str], Any] = Recent(KEPT_TUPLES)
-        self._found: dict[Place, dict[str, CheckpointMark]] = {}
-        self._swept_at, self._sweep_s = 0.0, 0.0
         self._sweep()
 
     def close(self) -> None:
@@ -133,7 +131,7 @@ class SaverDatabase(Database):
         interval_s = MEMORY_INTERVAL_S if self._in_memory else SWEEP_INTERVAL_S
         if time.monotonic() - self._swept_at < max(interval_s, self._sweep_s / SWEEP_SHARE):
             return None
-        self._may_wait()
+        will_wait()
         before = self._found
         self._sweep()
         changed = [place for place in before.keys() | self._found.keys() if before.get(place) != self._found.get(place)]
@@ -144,10 +142,6 @@ class SaverDatabase(Database):
         if all(before.get(place, {}).keys() <= self._found.get(place, {}).keys() for place in changed):
             return News(False, frozenset(changed))
         return News(True)
-
-    def _may_wait(self) -> None:
-        if not self._in_memory:
-            will_wait()
 
     def _sweep(self) -> None:
         start = time.monotonic()
@@ -250,7 +244,7 @@ class SaverDatabase(Database):
         key = (place, checkpoint)
         item = self._tuples.use(key)
         if item is None:
-            self._may_wait()
+            will_wait()
             names = {"thread_id": place.thread, "checkpoint_ns": place.namespace, "checkpoint_id": checkpoint}
             with translate_errors("the saver"):
                 item = self._saver.get_tuple({"configurable": names})
