@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import lru_cache
 from typing import Any, Final, NamedTuple
 from uuid import UUID, uuid5
 
@@ -127,10 +126,8 @@ def _sent_to(item: Any) -> str:
     return "unknown"
 
 
-@lru_cache(maxsize=64)
 def _input_task(checkpoint: str) -> str | None:
-    """The task under which new input is stored with the checkpoint that it comes after. Kept, for each checkpoint of an
-    index is asked about twice: 28 µs."""
+    """The task under which new input is stored with the checkpoint that it comes after."""
     try:
         return str(uuid5(UUID(checkpoint), _INPUT))
     except ValueError:
