@@ -24,7 +24,9 @@ from contextlib import closing
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from obstore.store import LocalStore
+import obstore
+from obstore.exceptions import BaseError
+from obstore.store import LocalStore, S3Store
 
 from fusebackend.backends.object_store import opening
 from fusebackend.backends.object_store.bucket import object_keys
@@ -39,6 +41,7 @@ from fusebackend.protocol.remote import Abilities, Bytes, Contents, Etag, Head, 
 from fusebackend.remote.backend import RemoteBackend
 from fusebackend.remote.buffer import MEMORY_BYTES, Buffer
 from fusebackend.remote.entry import DIRECTORY_MODE, FILE_MODE
+from fusebackend.remote.keyed import FILE_MARK
 from fusebackend.remote.parallel import each
 from fusebackend.remote.ranges import WHOLE_BYTES, BlockCache, Pace, RangedReader
 from fusebackend.remote.volume import RemoteVolume
@@ -112,8 +115,6 @@ class Upload:
     def put(self, buffer: Bytes) -> str | None:
         """Make the object of the buffer's bytes; its ETag. OSError: ESTALE for a condition that does not hold, else as
         `object_errors` says."""
-        from obstore.exceptions import BaseError
-
         assert not self.create or self.if_match is None, "an object is either created or replaced"
         with object_errors(self.key), buffer.frozen() as data:
             try:
@@ -142,8 +143,6 @@ class Upload:
 
     def _send(self, data: memoryview) -> str | None:
         """Send all of it; the ETag of the new object. Raises obstore's errors."""
-        import obstore
-
         if len(data) > MULTIPART_BYTES and self.bucket.extras is not None:
             return self._send_extra_parts(self.bucket.extras, data)
         if len(data) > (SINGLE_BYTES if self._condition else MULTIPART_BYTES):
@@ -177,8 +176,6 @@ class Upload:
             raise
 
     def _send_parts(self, data: memoryview) -> str | None:
-        import obstore
-
         part = part_bytes(len(data))
         self._check()
 
@@ -209,9 +206,6 @@ class Upload:
         condition is lost for good: the object to be replaced is not there. Where it decides whether that is an earlier
         upload of ours or a conflict, the answer is waited for, and none is an error.
         """
-        import obstore
-        from obstore.exceptions import BaseError
-
         if isinstance(error, FileNotFoundError) and self.if_match is not None:
             raise oserror(errno.ESTALE, self.key) from None
         if isinstance(error, FileNotFoundError) or errno_of(error) in _CERTAINLY_NOT:
@@ -400,7 +394,7 @@ class BucketRemote(Remote):
 
     def segment(self, name: bytes) -> str | None:
         # SeaweedFS takes a backslash for a slash: only a listing tells what there is.
-        return None if name.endswith(object_keys.FILE_MARK) or b"\\" in name else object_keys.segment_of(name)
+        return None if name.endswith(FILE_MARK) or b"\\" in name else object_keys.segment_of(name)
 
     def make_directory(self, directory: str, stamp: Stamp, *, replace: bool) -> Etag | None:
         return self.bucket.put_small(directory + MARKER, b"", attributes_of(stamp), not replace)
@@ -588,8 +582,6 @@ class S3Backend(ObjectStoreBackend):
         session_token: str | None = None,
         **options: Any,
     ) -> None:
-        from obstore.store import S3Store
-
         known = os.environ.get
         place = prefix.strip("/")
         if access_key_id is None and secret_access_key is None:

@@ -23,10 +23,10 @@ from collections.abc import Iterable
 from fusebackend.base.errors import oserror
 from fusebackend.protocol import NAME_MAX_BYTES
 from fusebackend.protocol.remote import Contents, Head, Info
+from fusebackend.remote.keyed import FILE_MARK, is_name
 
 MARKER = ".fusebackend.directory"
 JOURNAL = ".fusebackend.renames"
-FILE_MARK = b"%="
 MAX_KEY_BYTES = 1024
 
 PAGE_OBJECTS = 1000
@@ -42,9 +42,7 @@ def info_of(segment: str, size: int, etag: str | None, modified_ns: int) -> Info
 
 def is_shown(segment: str) -> bool:
     """True if this part of a key can be a name in a directory."""
-    if segment in ("", ".", "..", MARKER) or _CONTROL.search(segment):
-        return False
-    return len(segment.encode("utf-8", "surrogatepass")) <= NAME_MAX_BYTES
+    return is_name(segment) and segment != MARKER and not _CONTROL.search(segment)
 
 
 def arrange(directories: Iterable[str], objects: Iterable[Info], *, top: bool) -> Contents:
