@@ -157,6 +157,11 @@ class Remote(abc.ABC):
         """True if there is a rename to `finish`."""
         return False
 
+    @property
+    def write_once(self) -> bool:
+        """True once it has refused to replace a file."""
+        return False
+
     # -- names -------------------------------------------------------------------------------------------------
 
     @abc.abstractmethod

@@ -78,7 +78,6 @@ class AgentRemote(Remote):
 
     @property
     def write_once(self) -> bool:
-        """True once a backend has refused to replace a file."""
         return self.face.texts.write_once
 
     # -- names -------------------------------------------------------------------------------------------------

@@ -457,7 +457,7 @@ class RemoteVolume(Volume):
             will_wait()  # new attributes are stored at once, unless with the content
         with self.lock:
             if changes.size is not None:
-                entry.require_writable()
+                self._require_replaceable(entry)
                 if changes.size > self._max_file_bytes:
                     raise oserror(errno.EFBIG)
                 self._files.truncate(entry, changes.size)
@@ -513,8 +513,14 @@ class RemoteVolume(Volume):
         with self.lock:
             entry = self._tree.entry(node)
             if flags & (os.O_WRONLY | os.O_RDWR):
-                entry.require_writable()
+                self._require_replaceable(entry)
             self._files.open(entry, flags)
+
+    def _require_replaceable(self, entry: Entry) -> None:
+        """EACCES, or EEXIST for a file that the remote has and, as is known by now, can't put another in its place."""
+        entry.require_writable()
+        if self.remote.write_once and not entry.local and not entry.is_dir:
+            raise oserror(errno.EEXIST, entry.name)
 
     def read(self, node: int, offset: int, size: int) -> bytes:
         with self.lock:
@@ -669,22 +675,6 @@ class ForeignVolume(RemoteVolume):
                     (directory, forgotten), _ = self._absent.popitem(last=False)
                     self.tell([Change(parent=directory, name=forgotten)])
             raise
-
-    def setattr(self, node: int, changes: AttrChanges) -> Attr:
-        if changes.size is not None:
-            self._require_replaceable(node)
-        return super().setattr(node, changes)
-
-    def open(self, node: int, flags: int) -> None:
-        if flags & (os.O_WRONLY | os.O_RDWR):
-            self._require_replaceable(node)
-        super().open(node, flags)
-
-    def _require_replaceable(self, node: int) -> None:
-        """EEXIST for a file that the backend has and, as is known by now, can't put another in the place of."""
-        entry = self._tree.entry(node)
-        if self.remote.write_once and not entry.local and not entry.is_dir:
-            raise oserror(errno.EEXIST, entry.name)
 
     def flush(self, node: int) -> None:
         """Store a file when one of its descriptors is closed. A shell closes one before it starts what will write: if
