@@ -28,7 +28,7 @@ from fusebackend.backends.store.items import (
     Settings,
 )
 from fusebackend.backends.store.searched_items import swap_one_by_one
-from fusebackend.backends.store.values import About, UnreadableValue
+from fusebackend.backends.store.values import UnreadableValue
 from fusebackend.remote.keyed import after, bounds
 from fusebackend.text import is_utf8
 
@@ -151,7 +151,6 @@ class SqlItems(Items):
         self.takes_nul = self._sql.takes_nul
         self._namespace = ".".join(namespace)
         self._settings = settings
-        self._described = database.openings
         self._alive = self._sql.alive if settings.omit_expired else ""
 
     # -- reading -----------------------------------------------------------------------------------------------
@@ -221,7 +220,7 @@ class SqlItems(Items):
             " GROUP BY CASE WHEN strpos(rest, '/') > 0 THEN left(rest, strpos(rest, '/')) ELSE rest END ORDER BY 1",
             [len(prefix) + 1, self._namespace, *parameters],
         )
-        return _rows(found)
+        return _rows(found, self._database.openings)
 
     def below(self, prefix: str) -> list[Row]:
         where, parameters = self._order.within(prefix)
@@ -230,7 +229,7 @@ class SqlItems(Items):
         return sorted(_texts(found))
 
     def _rows(self, ask: Ask, where: str, parameters: list[Any]) -> list[Row]:
-        return _rows(ask(f"SELECT {self._sql.row} FROM store {where}", parameters))
+        return _rows(ask(f"SELECT {self._sql.row} FROM store {where}", parameters), self._database.openings)
 
     def look(self, keys: Sequence[str], prefixes: Sequence[str]) -> tuple[list[Row], list[str]]:
         size, order, found = self._sql.at_a_time // 5, self._order, []  # one for a key, up to four for a prefix
@@ -246,7 +245,7 @@ class SqlItems(Items):
                         f" (SELECT 1 FROM store WHERE prefix = ? AND {where}{self._alive})"
                     )
                     parameters += [self._namespace, *more]
-                found += _rows(ask(statement, parameters))
+                found += _rows(ask(statement, parameters), self._database.openings)
         there = [prefixes[-1 - row.weight] for row in found if row.weight < 0]
         return [row for row in found if row.weight >= 0], there
 
@@ -270,12 +269,6 @@ class SqlItems(Items):
         for begin in range(0, len(keys), self._sql.at_a_time):
             among, parameters = self._sql.among(keys[begin : begin + self._sql.at_a_time])
             yield f"WHERE prefix = ? AND key {among}", [self._namespace, *parameters]
-
-    def describe(self, rows: Iterable[Row]) -> dict[str, About]:
-        if self._described != self._database.openings:
-            self._known.clear()  # the rows of another file may have the same stamps
-            self._described = self._database.openings
-        return super().describe(rows)
 
     # -- writing -----------------------------------------------------------------------------------------------
 
@@ -344,8 +337,9 @@ class SqlItems(Items):
         self._database.close()
 
 
-def _rows(cursor: Any) -> list[Row]:
-    return [Row(key, (first, second, size), size or 0) for key, first, second, size in cursor.fetchall()]
+def _rows(cursor: Any, opening: int) -> list[Row]:
+    """The rows of a query. Those of another file, in an `opening` of its own, have other stamps."""
+    return [Row(key, (opening, first, second, size), size or 0) for key, first, second, size in cursor.fetchall()]
 
 
 def _texts(rows: Iterable[Row]) -> Iterator[Row]:

@@ -40,8 +40,8 @@ def rows(monkeypatch):
     """Every key that is read, by whichever statement."""
     read = []
 
-    def fetched(cursor, plain=sql_items._rows):
-        found = plain(cursor)
+    def fetched(cursor, opening, plain=sql_items._rows):
+        found = plain(cursor, opening)
         read.extend(row.key for row in found)
         return found
 
