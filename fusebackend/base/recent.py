@@ -40,11 +40,16 @@ class Recent(OrderedDict[K, V]):
 
 
 class RecentBytes(Generic[K, V]):
-    """Items with sizes, the least recently used of which go when together they are larger than `bound`. One stays."""
+    """Items with sizes, the least recently used of which go when together they are larger than `bound`. One stays.
 
-    def __init__(self, bound: int) -> None:
+    Args:
+        dropped: called with each that has to go.
+    """
+
+    def __init__(self, bound: int, dropped: Callable[[V], object] | None = None) -> None:
         self.bound = bound
         self.bytes = 0
+        self._dropped = dropped
         self._items: OrderedDict[K, tuple[V, int]] = OrderedDict()
 
     def __len__(self) -> int:
@@ -70,7 +75,10 @@ class RecentBytes(Generic[K, V]):
         self.bytes += size if before is None else size - before[1]
         self._items[key] = value, size
         while self.bytes > self.bound and len(self._items) > 1:
-            self.bytes -= self._items.popitem(last=False)[1][1]
+            _, (oldest, freed) = self._items.popitem(last=False)
+            self.bytes -= freed
+            if self._dropped is not None:
+                self._dropped(oldest)
 
     def pop(self, key: K) -> V | None:
         """Take one out, if it is here."""

@@ -63,6 +63,11 @@ class Listing:
         self.descended = False  # a directory in it was read since the last one was looked at
         self._sorted: list[bytes] | None = None
 
+    def clear(self) -> None:
+        """Keep no names: the next question lists the directory."""
+        self.replace({})
+        self.listed_at = NEVER
+
     def replace(self, infos: dict[bytes, Info]) -> None:
         self.infos = infos
         self._sorted = None

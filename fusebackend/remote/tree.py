@@ -15,12 +15,13 @@ import errno
 import itertools
 import stat
 import threading
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from fusebackend.base.errors import oserror, unless
+from fusebackend.base.recent import RecentBytes
 from fusebackend.base.stamps import now_ns
 from fusebackend.base.waiting import Lock, will_wait
 from fusebackend.protocol import Caller
@@ -80,8 +81,7 @@ class Tree:
         self._began_ns = now_ns()
         self._entries: dict[int, Entry] = {}
         self._unheld: deque[Entry] = deque()  # entries that may go, the oldest first
-        self._listed: OrderedDict[Entry, int] = OrderedDict()  # directories, and how many names their listings had
-        self._listed_names = 0  # the sum of these
+        self._listed: RecentBytes[Entry, Listing] = RecentBytes(MAX_LISTED_NAMES, Listing.clear)  # by their names
         self._listing_ahead: dict[bytes, AbstractContextManager[Any]] = {}  # paths that a thread lists for a walk
         self.root = self._new(None, b"", Info("", is_dir=True))
 
@@ -199,9 +199,8 @@ class Tree:
             entry.dirty = False
             if not entry.gone:
                 self._left(entry)
-            entry.gone = entry.unlinked = True
-            entry.nlink = 0
-            self.reap(entry)
+            entry.unlinked = True
+            self.detach(entry)
 
     def _left(self, entry: Entry) -> None:
         """An entry leaves its directory, which the remote may have had because of it alone."""
@@ -310,7 +309,8 @@ class Tree:
         parent = entry.parent
         assert parent is not None
         self._entries.pop(entry.node, None)
-        self._drop_listing(entry)
+        self._listed.pop(entry)
+        entry.listing.clear()
         if parent.children.get(entry.name) is entry:
             del parent.children[entry.name]
         entry.drop_content()
@@ -328,7 +328,7 @@ class Tree:
                 return None
             found = directory.children.get(name)
             if self._is_good(directory.listing):
-                self._listed.move_to_end(directory)
+                self._listed.get(directory)
                 return self._entry_for(directory, name)
             is_newer = found is not None and self._remote.token() is None and self.is_fresh(found.checked_at)
             if found is not None and (found.local or found.dirty or is_newer):
@@ -440,8 +440,7 @@ class Tree:
                 directory.parent.listing.descended = True
             if directory.is_gone:
                 return []
-            if directory in self._listed:
-                self._listed.move_to_end(directory)
+            self._listed.get(directory)
             found = (self._entry_for(directory, name) for name in directory.listing.after(after, limit))
             return [entry for entry in found if entry is not None]
 
@@ -516,13 +515,9 @@ class Tree:
                 infos[name] = child.info()  # also over a stranger of that name: storing it will tell
             else:
                 self.detach(child)
-        self._drop_listing(directory)
         listing.replace(infos)
         listing.listed_at, listing.large = listed_at, contents.large
-        self._listed[directory] = len(infos)
-        self._listed_names += len(infos)
-        while self._listed_names > MAX_LISTED_NAMES and len(self._listed) > 1:
-            self._drop_listing(next(iter(self._listed)))
+        self._listed.put(directory, listing, len(infos))
         if self._abilities.keeps_directories:
             directory.listing.marker = contents.marker is not None
             directory.stamped = directory.stamped or not directory.listing.marker
@@ -534,12 +529,6 @@ class Tree:
         if not ours and marker.version != directory.seen:
             directory.stamped = not self._abilities.keeps_attributes
         directory.etag, directory.seen = marker.etag, marker.version
-
-    def _drop_listing(self, directory: Entry) -> None:
-        if directory in self._listed:
-            self._listed_names -= self._listed.pop(directory)
-            directory.listing.replace({})
-            directory.listing.listed_at = NEVER
 
     def _entry_for(self, parent: Entry, name: bytes) -> Entry | None:
         """The entry for a name in a listing, brought up to date."""
