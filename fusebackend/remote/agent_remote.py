@@ -10,7 +10,6 @@ import contextlib
 import datetime
 import errno
 import logging
-import threading
 import time
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import replace
@@ -21,7 +20,7 @@ from fusebackend.base import budget, errors, paths
 from fusebackend.base.batches import by_size
 from fusebackend.base.errors import FILE_NOT_FOUND, oserror, unless
 from fusebackend.base.paths import ROOT, AgentPath
-from fusebackend.base.recent import Recent
+from fusebackend.base.recent import RecentBytes
 from fusebackend.base.stamps import nanoseconds
 from fusebackend.dialects.agent_face import AgentFace
 from fusebackend.protocol import FileInfo
@@ -35,10 +34,10 @@ log = logging.getLogger(__name__)
 
 PROBE_FILES = 64
 PROBE_BYTES = 8 << 20
-"""Bounds of one batch of downloads to know sizes, and of the bytes that are kept of them for the `open` to come, …"""
+"""Bounds of one batch of downloads to know sizes, and of the bytes that are kept of them for the `open` to come. …"""
 
-PROBE_KEPT = 4096
-"""… and of the files that these are of."""
+PROBE_LEAST_BYTES = 2 << 10
+"""… A smaller file counts as one of so many, for its path is kept too."""
 
 
 class AgentRemote(Remote):
@@ -73,8 +72,7 @@ class AgentRemote(Remote):
             ttl_s=own_ttl_s,
         )
         self._clock = clock
-        self._recent: Recent[str, tuple[float, bytes]] = Recent(PROBE_KEPT)
-        self._guard = threading.Lock()  # of changes of `_recent`
+        self._recent: RecentBytes[str, tuple[float, bytes]] = RecentBytes(PROBE_BYTES)  # under the volume's lock
 
     @property
     def write_once(self) -> bool:
@@ -109,7 +107,7 @@ class AgentRemote(Remote):
 
     def _delete(self, path: AgentPath) -> str | None:
         """Delete a file or directory; the error, None for success."""
-        self._forget(path)
+        self._recent.pop(path)
         result = self.face.delete(path)
         note(result.files_update, self._runtime)
         return result.error
@@ -134,26 +132,18 @@ class AgentRemote(Remote):
     def _probe(self, batch: list[AgentPath]) -> list[Head | OSError | None]:
         now = self._clock()
         heads: list[Head | OSError | None] = []
-        downloaded: list[tuple[AgentPath, bytes]] = []
         for path, answer in zip(batch, self.face.download_files(batch), strict=True):
-            if answer.content is None:
+            data = answer.content
+            if data is None:
                 log.info("%s: the size of %s is not known: %s", self.name, path, answer.error)
                 heads.append(oserror(errno.EIO, path))
                 continue
-            heads.append(Head(len(answer.content), digest_of(answer.content)))
-            downloaded.append((path, answer.content))
-        with self._guard:
-            for path, data in downloaded:
-                self._recent[path] = (now, data)
-            kept = sum(len(data) for _, data in self._recent.values())
-            while kept > PROBE_BYTES:
-                _, (_, data) = self._recent.popitem(last=False)
-                kept -= len(data)
+            heads.append(Head(len(data), digest_of(data)))
+            if len(data) > PROBE_BYTES:
+                self._recent.pop(path)
+            else:
+                self._recent.put(path, (now, data), max(len(data), PROBE_LEAST_BYTES))
         return heads
-
-    def _forget(self, path: AgentPath) -> None:
-        with self._guard:
-            self._recent.pop(path, None)
 
     def _download(self, path: AgentPath) -> bytes | None:
         """A file's bytes, None when there is no such file."""
@@ -175,7 +165,7 @@ class AgentRemote(Remote):
 
     def _upload(self, path: AgentPath, data: bytes) -> None:
         (answer,) = self.face.upload_files([(path, data)])
-        self._forget(path)
+        self._recent.pop(path)
         if answer.error is not None:
             raise self._failure(answer.error, path)
         note(answer.files_update, self._runtime)  # a state-backed one leaves it to its caller
@@ -285,8 +275,7 @@ class AgentRemote(Remote):
         return found if isinstance(found, tuple) else None
 
     def expire(self) -> None:
-        with self._guard:
-            self._recent.clear()
+        self._recent.clear()
 
     def _failure(self, error: str, path: AgentPath) -> OSError:
         """The `OSError` for an error of the backend. One without a code is EIO, and logged: no process sees it."""

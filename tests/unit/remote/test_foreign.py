@@ -28,6 +28,7 @@ from fusebackend.backends import (
 )
 from fusebackend.base.paths import AgentPath
 from fusebackend.protocol import RENAME_EXCHANGE, ROOT_NODE, AttrChanges, Change
+from fusebackend.remote import agent_remote
 from fusebackend.remote import tree as tree_module
 from fusebackend.remote.agent_remote import time_ns
 from fusebackend.remote.files import conflict_path
@@ -717,6 +718,23 @@ def test_listings_are_bounded(duck, monkeypatch):
         node = volume.lookup(ROOT_NODE, name).node
         assert names(volume, node) == [b"f"]
     assert sum(len(entry.listing.infos) for entry in volume._tree.entries() if entry.is_dir) <= 100
+
+
+def test_what_was_downloaded_for_its_size_is_bounded(monkeypatch, clock):
+    monkeypatch.setattr(agent_remote, "PROBE_BYTES", 20)
+    monkeypatch.setattr(agent_remote, "PROBE_LEAST_BYTES", 4)
+    duck = DuckBackend(exact_sizes=False)
+    for name, size in (("a", 10), ("b", 10), ("c", 0), ("large", 21)):
+        duck.put(f"/{name}", bytes(size))
+    volume = ForeignVolume(duck, clock=clock)
+    volume.readdir(ROOT_NODE, b"", 100)
+
+    def downloads(name):
+        before = duck.calls.count("download_files")
+        assert whole(volume, node_at(volume, f"/{name}")) == duck.files[f"/{name}"]
+        return duck.calls.count("download_files") - before
+
+    assert [downloads(name) for name in ("b", "c", "a", "large")] == [0, 0, 1, 1]
 
 
 def test_a_listing_is_believed_for_its_time_and_what_is_done_here_is_in_it(duck, clock, believing):

@@ -7,7 +7,6 @@ import errno
 import os
 import threading
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -24,8 +23,6 @@ from together import together
 from fusebackend.backends import ForeignVolume, StoreBackend
 from fusebackend.backends.object_store.remote import BucketRemote, Upload
 from fusebackend.protocol import ROOT_NODE, AttrChanges, Change
-from fusebackend.protocol.remote import Head
-from fusebackend.remote import agent_remote
 from fusebackend.remote import tree as tree_module
 from fusebackend.remote.entry import NEVER
 from fusebackend.remote.volume import RemoteVolume
@@ -282,26 +279,6 @@ def test_an_fsync_that_waits_while_what_was_written_is_lost_says_so() -> None:
     with waiting(lambda: volume.fsync(node), volume, node) as ended:
         refused(errno.ESTALE, volume._files.upload, volume._tree.entry(node))
     assert ended == [errno.ESTALE]
-
-
-def test_what_is_kept_of_files_is_counted_and_dropped_by_one_thread_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    held = []
-
-    class Watched(OrderedDict[str, Any]):
-        def values(self) -> Any:
-            held.append(remote._guard.locked())
-            return super().values()
-
-        def pop(self, *args: Any) -> Any:
-            held.append(remote._guard.locked())
-            return super().pop(*args)
-
-    monkeypatch.setattr(agent_remote, "PROBE_BYTES", 10)
-    remote = duck({"/a": b"0123456789", "/b": b"0123456789"})[1].remote
-    monkeypatch.setattr(remote, "_recent", Watched())
-    assert [head.size for head in remote.heads([("a", 1), ("b", 1)]) if isinstance(head, Head)] == [10, 10]
-    remote.delete("b")
-    assert held == [True, True]
 
 
 def test_an_own_upload_is_known_though_the_service_refuses_to_say_what_is_there(
