@@ -62,6 +62,7 @@ class RemoteFiles:
     def __init__(self, remote: Remote, tree: Tree, gate: Gate) -> None:
         self._remote = remote
         self._ranges = remote.abilities.ranges
+        self._width = WIDTH if remote.abilities.concurrent else 1
         self._tree = tree
         self._gate = gate
 
@@ -295,8 +296,7 @@ class RemoteFiles:
         files = [(entry.key, buffer, entry.stamp) for entry, buffer in new]
         answers = self._remote.put_all(files)
         if answers is None:
-            width = WIDTH if self._remote.abilities.concurrent else 1
-            answers = attempted(lambda file: self._remote.put(*file, over=None, create=True), files, width)
+            answers = attempted(lambda file: self._remote.put(*file, over=None, create=True), files, self._width)
         found: list[tuple[Entry, OSError | None]] = []
         for (entry, buffer), answer in zip(new, answers, strict=True):
             if not isinstance(answer, OSError):
@@ -404,9 +404,7 @@ class RemoteFiles:
                 return error
             return None
 
-        waiting = [entry for entry in entries if entry.dirty]
-        together = self._remote.abilities.concurrent and len(waiting) > 1
-        for error in each(attempt, waiting) if together else map(attempt, waiting):
+        for error in each(attempt, (entry for entry in entries if entry.dirty), self._width):
             if error is not None:
                 raise error
 

@@ -38,7 +38,7 @@ def attempted(function: Callable[[T], R], items: Sequence[T], width: int = WIDTH
             failed.set()
             return error
 
-    return each(attempt, items, width) if width > 1 else [attempt(item) for item in items]
+    return each(attempt, items, width)
 
 
 def each(function: Callable[[T], R], items: Iterable[T], width: int = WIDTH) -> list[R]:

@@ -227,6 +227,22 @@ def test_an_upload_that_fails_is_the_error_of_the_flush_and_is_tried_again(volum
     assert duck.files == {"/f": b"data"}
 
 
+def test_a_file_that_can_not_be_stored_keeps_none_from_it(caplog):
+    class Full(DuckBackend):
+        def upload_files(self, files):
+            if any(path == "/a" for path, _ in files):
+                return [Answer(path=path, error="No space left on device") for path, _ in files]
+            return super().upload_files(files)
+
+    duck = Full()
+    volume = ForeignVolume(duck, ttl_s=0)
+    for name in (b"a", b"b"):
+        volume.write(volume.create(ROOT_NODE, name, 0o644, RW, ME).node, 0, name)
+    refused(errno.ENOSPC, volume.sync)
+    assert duck.files == {"/b": b"b"}
+    assert "/a could not be stored" in caplog.text
+
+
 def test_errors_of_the_backend_keep_their_code(volume, duck):
     duck.put("/f", b"x")
     node = node_at(volume, "/f")
