@@ -166,15 +166,12 @@ class RemoteFiles:
     def read(self, entry: Entry, offset: int, size: int) -> bytes:
         """EISDIR; ESTALE when the version that was opened is gone."""
         if not self._ranges:  # the volume's lock is held
-            buffer = entry.buffer if entry.buffer is not None and not entry.conflicted else self.buffer(entry)
-            return buffer.read(offset, size)
+            return self.buffer(entry).read(offset, size)
         while True:
             reader = entry.reader
             if reader is None or entry.buffer is not None:
                 with entry.lock:
-                    if entry.buffer is not None and not entry.conflicted:
-                        return entry.buffer.read(offset, size)
-                    if entry.is_dir or entry.conflicted:
+                    if entry.buffer is not None or entry.is_dir or entry.conflicted:
                         return self.buffer(entry).read(offset, size)
                     if offset >= entry.size:
                         return b""
@@ -211,7 +208,7 @@ class RemoteFiles:
 
     def write(self, entry: Entry, offset: int, data: bytes) -> None:
         with entry.lock:
-            buffer = entry.buffer if entry.buffer is not None and not entry.conflicted else self.buffer(entry)
+            buffer = self.buffer(entry)
             if not data:
                 return
             only_appended = not entry.writers and offset == buffer.size
@@ -352,7 +349,8 @@ class RemoteFiles:
         return b"".join(self._remote.load(entry.key, entry.etag)) if entry.size else b""
 
     def restamp(self, entry: Entry) -> None:
-        """Store the new attributes of a file: with its content where that is waiting to be stored, else alone."""
+        """Store the new attributes of a file: with its content where that is waiting to be stored, else alone. After an
+        error the caller puts the old ones back."""
         if entry.dirty or entry.unlinked:
             return
         wanted = entry.stamp
@@ -361,7 +359,6 @@ class RemoteFiles:
                 etag = self._remote.restamp(entry.key, entry.etag, entry.size, wanted)
             except OSError as error:
                 if error.errno != errno.ESTALE:
-                    entry.stamped = False
                     raise
                 self.look(entry)
                 continue
@@ -463,21 +460,21 @@ class RemoteFiles:
     def _give_up(self, entry: Entry, error: int) -> None:
         """Drop the buffer of a file. A new file that was never stored loses its name."""
         with self._tree.lock:
-            self._is_lost(entry, error)
-            entry.stamped = False
-            entry.seen = entry.etag = entry.base = None
-            entry.version += 1
-            entry.drop_content()
+            self._lose(entry, error)
             if entry.local:
                 self._tree.unlinked(entry)
-            self._tree.expire()
 
-    def _is_lost(self, entry: Entry, error: int) -> None:
+    def _lose(self, entry: Entry, error: int) -> None:
         """What was written will not be stored in the file: that is told to each close and fsync as long as it is open,
-        for the first close may be that of a forked child that executes a program, which nobody hears of."""
+        for the first close may be that of a forked child that executes a program, which nobody hears of. What the
+        remote has instead is not known."""
         entry.error = error
         entry.conflicted = entry.opens > 0
-        entry.dirty = False
+        entry.dirty = entry.stamped = False
+        entry.seen = entry.etag = entry.base = None
+        entry.version += 1
+        entry.drop_content()
+        self._tree.expire()
 
     def _append_again(self, entry: Entry, key: str) -> Etag | None:
         """Append the buffer's new end to the current file. None unless the buffer was only appended to."""
@@ -526,14 +523,10 @@ class RemoteFiles:
             self._remote.put(beside[1:], entry.buffer, entry.stamp, over=None, create=True)
             log.error("%s: /%s was changed by others; what was written here is in %s", self._remote.name, key, beside)
         with self._tree.lock:
-            entry.stamped = False
-            self._is_lost(entry, errno.ESTALE)
+            self._lose(entry, errno.ESTALE)
             if entry.local and not entry.gone:
                 self._tree.detach(entry)
             entry.local = False
-            entry.etag = entry.seen = None
-            entry.drop_content()
-            self._tree.expire()
 
 
 def _writes_anywhere(flags: int) -> bool:

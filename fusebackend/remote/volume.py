@@ -441,7 +441,7 @@ class RemoteVolume(Volume):
             if entry.parent is None:
                 self._files.stamp([entry])
                 return entry
-            if entry.opens and not self._ranges and (entry.buffer is None or entry.conflicted) and not entry.is_dir:
+            if entry.opens and not self._ranges and entry.buffer is None and not entry.is_dir:
                 self._files.buffer(entry)  # reads and writes see its size
             if entry.busy or entry.unlinked:
                 return entry
