@@ -418,7 +418,8 @@ class AgentFace:
             budget.current().hold(len(answer.content or b""))
             file.write(answer.content or b"")
             return FileDownloadResponse(path=path, error=answer.error, version=answer.version)
-        return as_download(path, self.ask(("download_to",), path, file), with_content=False)
+        answer = self.ask(("download_to",), path, file)
+        return FileDownloadResponse(path=path, error=error_of(answer), version=field_of(answer, "version"))
 
     def real_paths(self, wanted: list[AgentPath]) -> list[str | None]:
         """Where paths lead, see `BackendProtocol.real_paths`; None where that can't be told. Of others' backends only

@@ -108,12 +108,10 @@ def as_utc(time: str) -> str:
     return time if when.tzinfo is not None else when.astimezone(datetime.UTC).isoformat()
 
 
-def as_download(path: AgentPath, answer: Any, *, with_content: bool = True) -> FileDownloadResponse:
+def as_download(path: AgentPath, answer: Any) -> FileDownloadResponse:
     if answer is None:
         return FileDownloadResponse(path=path, error="no answer from the backend")
     error, content = error_of(answer), field_of(answer, "content")
-    if not with_content:
-        return FileDownloadResponse(path=path, error=error, version=field_of(answer, "version"))
     if error is None and isinstance(content, str):
         content = content.encode("utf-8", "surrogateescape")
     if error is None and not isinstance(content, (bytes, bytearray, memoryview)):

@@ -24,14 +24,12 @@ from fusebackend.protocol import (
     FileUploadResponse,
     conditions_of,
 )
+from fusebackend.remote.files import ATTEMPTS
 from fusebackend.remote.parallel import each
 from fusebackend.remote.volume import RemoteVolume
 from fusebackend.volumes.agent_face import FILE_MODE, VolumeBackend, caller
 from fusebackend.volumes.contents import FileContents, require_regular
 from fusebackend.volumes.walk import Needs, Place
-
-ATTEMPTS = 20
-"""How often something is put where others make and delete things all the time."""
 
 
 class RemoteBackend(VolumeBackend):

@@ -41,6 +41,9 @@ WHOLE_BYTES = 512 << 10
 RUNS = 4
 """So many processes may read one file sequentially, each with its own window."""
 
+CACHE_BYTES = 64 << 20
+"""Blocks of files that were read, in memory, where nothing else is asked for."""
+
 KEPT_SHARE = 8
 """What is read ahead is cached when the file is at most this part of the cache: 1/8."""
 

@@ -36,11 +36,8 @@ from fusebackend.protocol import DEFAULT_TTL_S
 from fusebackend.protocol.remote import Abilities, Bytes, Contents, Etag, Head, Info, Reader, Remote, Stamp
 from fusebackend.remote.backend import RemoteBackend
 from fusebackend.remote.parallel import WIDTH, each
-from fusebackend.remote.ranges import BlockCache
+from fusebackend.remote.ranges import CACHE_BYTES, BlockCache
 from fusebackend.remote.volume import RemoteVolume
-
-CACHE_BYTES = 64 << 20
-"""Blocks of open files that were read, in memory."""
 
 TEMPORARY = ".fusebackend-"
 """How the names of files begin that are being stored. No listing shows them."""
@@ -92,8 +89,7 @@ class FsspecRemote(Remote):
         self._is_absolute = root.startswith("/") or bool(fs.root_marker)
         self._renames = not _RENAMED.isdisjoint(protocols(fs))
         protocol = protocols(fs)[0]
-        self._is_smb = protocol == "smb"
-        if self._is_smb and fs.share_access is None:
+        if self._asking.is_smb and fs.share_access is None:
             fs.share_access = "rwd"  # else each open file is locked, for other readers too
         self._is_web = protocol in _WEB
         self.name = f"fsspec {protocol}"
@@ -180,7 +176,7 @@ class FsspecRemote(Remote):
 
     def _move(self, source: str, target: str, *, is_dir: bool = False) -> None:
         """Rename, where the file system can, in place of what is at the target."""
-        if self._is_smb:
+        if self._asking.is_smb:
             import smbclient
 
             source, target = (f"\\\\{self.fs.host}{path}".replace("/", "\\") for path in (source, target))

@@ -43,7 +43,7 @@ from fusebackend.remote.buffer import MEMORY_BYTES, Buffer
 from fusebackend.remote.entry import DIRECTORY_MODE, FILE_MODE
 from fusebackend.remote.keyed import FILE_MARK
 from fusebackend.remote.parallel import each
-from fusebackend.remote.ranges import WHOLE_BYTES, BlockCache, Pace, RangedReader
+from fusebackend.remote.ranges import CACHE_BYTES, WHOLE_BYTES, BlockCache, Pace, RangedReader
 from fusebackend.remote.volume import RemoteVolume
 
 if TYPE_CHECKING:
@@ -315,9 +315,6 @@ def _seconds(time_ns: int) -> str:
 
 
 # -- the bucket --------------------------------------------------------------------------------------------------
-
-CACHE_BYTES = 64 << 20
-"""Blocks of objects that were read, in memory."""
 
 PACE = Pace(part_bytes=4 << 20, window_bytes=64 << 20, threads=64)
 """64 MiB every 50 ms are more than the network of one host. 1 GiB from SeaweedFS on the same machine took 2.0 s in

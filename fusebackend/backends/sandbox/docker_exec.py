@@ -75,7 +75,7 @@ def _share_connections(api: Any) -> None:
 
 
 def _require_socket(url: str) -> None:
-    """Return True if a server listens at a Unix socket. The SDK would say it in four lines, and leave a socket open."""
+    """ECONNREFUSED where nobody listens at a Unix socket: the SDK says it in four lines, and leaves a socket open."""
     scheme, _, path = url.partition("://")
     if scheme != "unix":
         return
@@ -357,7 +357,7 @@ class _Marked(Kept):
 
     @property
     def status(self) -> int:
-        """Return the text of the mark, None without one."""
+        """The exit code behind the mark; 0 without one."""
         return int(self._after.split()[0]) if self._after is not None else 0
 
     def take(self, piece: bytes) -> None:
