@@ -4,7 +4,7 @@ Plain records; `tree.py` keeps them in order. A file's content is in one of thre
 
     clean ──write──▶ dirty ──stored──▶ clean
                        │ └──unlinked──▶ clean          its bytes go with the last handle
-                       └──conflict, given up──▶ conflicted ──last close──▶ clean
+                       └──conflict, given up──▶ lost ──last close──▶ clean
 
 and its name in one of three: it has one; it is gone, as a listing has shown; it is gone, unlinked by this volume.
 
@@ -101,10 +101,9 @@ class Entry(Attr):
     """See the module's docstring. `parent`, `name` and `segment` stay when it is gone; they say where it was."""
 
     __slots__ = (
-        "base", "buffer", "checked_at", "children", "conflicted", "dirty", "doubted", "error", "etag", "extra",
-        "forgotten_at", "gone", "held", "keeps_attributes", "kept", "listing", "local", "lock", "name", "opens",
-        "parent", "queued", "read_only", "reader", "seen", "segment", "stamped", "target", "tried", "unlinked",
-        "writers",
+        "base", "buffer", "checked_at", "children", "dirty", "doubted", "etag", "extra", "forgotten_at", "gone",
+        "held", "keeps_attributes", "kept", "listing", "local", "lock", "lost", "name", "opens", "parent", "queued",
+        "read_only", "reader", "seen", "segment", "stamped", "target", "tried", "unlinked", "writers",
     )  # fmt: skip
 
     def __init__(
@@ -118,7 +117,7 @@ class Entry(Attr):
         self.gone = False  # it has lost its name …
         self.unlinked = False  # … through this volume
         self.dirty = False  # the buffer holds what the remote does not
-        self.conflicted = False  # handles that are open get ESTALE; each close and fsync gets the error
+        self.lost = 0  # why what was written is not stored: each close and fsync gets this errno, other calls ESTALE
 
         # In the kernel.
         self.held = False
@@ -145,7 +144,6 @@ class Entry(Attr):
         # Of a file.
         self.opens = self.writers = 0  # handles; and those that write where they like, so without O_APPEND
         self.base: Etag | None = None  # for those: the version that the first of them has opened
-        self.error = errno.ESTALE  # why what was written is not stored, while it is in conflict
         self.buffer: Buffer | None = None
         self.reader: Reader | None = None
         self.target: tuple[Etag, bytes] | None = None  # of a symbolic link: the version, and where it leads

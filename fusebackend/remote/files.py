@@ -119,7 +119,7 @@ class RemoteFiles:
     def open(self, entry: Entry, flags: int) -> None:
         """One more handle with these `open(2)` flags. ESTALE when the file is gone or in conflict."""
         with entry.lock:
-            if entry.conflicted:
+            if entry.lost:
                 raise oserror(errno.ESTALE, entry.key)
             if not entry.is_dir and not entry.dirty and not entry.unlinked:
                 self._look_at_file(entry, fetch=flags & os.O_ACCMODE == os.O_RDONLY)
@@ -151,7 +151,7 @@ class RemoteFiles:
                     self.upload(entry)
                 except OSError as error:
                     log.error("%s: /%s was closed unsaved: %s", self._remote.name, entry.key, error)
-                entry.conflicted = False
+                entry.lost = 0
             with self._tree.lock:
                 entry.opens -= 1
             self._let_go(entry)
@@ -171,7 +171,7 @@ class RemoteFiles:
             reader = entry.reader
             if reader is None or entry.buffer is not None:
                 with entry.lock:
-                    if entry.buffer is not None or entry.is_dir or entry.conflicted:
+                    if entry.buffer is not None or entry.is_dir or entry.lost:
                         return self.buffer(entry).read(offset, size)
                     if offset >= entry.size:
                         return b""
@@ -189,7 +189,7 @@ class RemoteFiles:
         """The buffer of a file, filled now if it is not. EISDIR; ESTALE as `read`."""
         if entry.is_dir:
             raise oserror(errno.EISDIR)
-        if entry.conflicted:
+        if entry.lost:
             raise oserror(errno.ESTALE, entry.key)
         if entry.buffer is None:
             if not self._ranges:
@@ -232,7 +232,7 @@ class RemoteFiles:
             if not entry.busy and not entry.unlinked and not entry.is_dir:
                 self.look(entry)
             before, was_dirty = (entry.size, entry.mtime_ns), entry.dirty
-            if size == 0 and entry.buffer is None and not entry.is_dir and not entry.conflicted:
+            if size == 0 and entry.buffer is None and not entry.is_dir and not entry.lost:
                 entry.buffer = Buffer()
             buffer = self.buffer(entry)
             buffer.resize(size)
@@ -254,7 +254,7 @@ class RemoteFiles:
     def keep_open(self, entry: Entry) -> None:
         """The file is about to be deleted: have its content here, if it is open."""
         with entry.lock:
-            if entry.opens and not entry.conflicted:
+            if entry.opens and not entry.lost:
                 unless((errno.ESTALE,), self.buffer, entry)  # others have replaced it: its handles get ESTALE anyway
 
     def relocate(self, entry: Entry, key: str) -> None:
@@ -314,7 +314,7 @@ class RemoteFiles:
             reads: it calls that function.
         """
         with self._gate.passing(), entry.lock:
-            if entry.conflicted:
+            if entry.lost:
                 raise oserror(errno.ESTALE, entry.key)
             for _ in range(ATTEMPTS):
                 if not entry.dirty:
@@ -381,8 +381,8 @@ class RemoteFiles:
             will_wait()
             with self._gate.passing(), entry.lock:
                 differs = self.upload(entry)
-        if entry.conflicted:  # looked at last: another thread may just have found that out
-            raise oserror(entry.error, entry.key)
+        if entry.lost:  # looked at last: another thread may just have found that out
+            raise oserror(entry.lost, entry.key)
         return differs
 
     def store_all(self, entries: Iterable[Entry]) -> None:
@@ -468,8 +468,7 @@ class RemoteFiles:
         """What was written will not be stored in the file: that is told to each close and fsync as long as it is open,
         for the first close may be that of a forked child that executes a program, which nobody hears of. What the
         remote has instead is not known."""
-        entry.error = error
-        entry.conflicted = entry.opens > 0
+        entry.lost = error if entry.opens else 0
         entry.dirty = entry.stamped = False
         entry.seen = entry.etag = entry.base = None
         entry.version += 1
