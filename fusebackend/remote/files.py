@@ -8,9 +8,10 @@ Each open asks for the version there is. A handle that writes anywhere keeps the
 of the upload. Handles that only append (`O_APPEND`, and no other writer) take what is there by then.
 
 A buffer is stored on the condition that the remote still has the version that was opened, or nothing where the file is
-new. Where it has something else, there are three cases. Equal bytes: an upload has arrived, and its answer was lost. A
-buffer that was only appended to: the same is appended to the current file. Else theirs stays, ours is stored beside it
-as `name.conflict-<time>`, and `upload` raises ESTALE. Any other error leaves the buffer dirty, to be tried again.
+new. Where it has something else, there are three cases. Equal bytes: an upload has arrived, and its answer was lost;
+without such an upload, another may have appended the same. A buffer that was only appended to: the same is appended to
+the current file. Else theirs stays, ours is stored beside it as `name.conflict-<time>`, and `upload` raises ESTALE. Any
+other error leaves the buffer dirty, to be tried again.
 
 An entry's own lock is held around all work on its content, requests included: one file never waits for another. Each
 change in the remote passes the gate first.
@@ -429,7 +430,9 @@ class RemoteFiles:
                 self._give_up(entry, error.errno)
             if error.errno != errno.ESTALE:
                 raise
-            found = None if entry.is_gone else self._remote.same(key, entry.buffer, entry.stamp)
+            found = None
+            if not entry.is_gone and (entry.tried or entry.buffer.tail_from is None):
+                found = self._remote.same(key, entry.buffer, entry.stamp)
             if found is None:
                 found = self._append_again(entry, key)
                 differs = found is not None

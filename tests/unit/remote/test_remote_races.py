@@ -13,7 +13,7 @@ from typing import Any
 import obstore
 import pytest
 from langgraph.store.memory import InMemoryStore
-from nodes import ME, node_at
+from nodes import ME, node_at, put, whole
 from obstore.exceptions import GenericError
 from obstore.store import MemoryStore
 from raising import raising
@@ -22,7 +22,7 @@ from together import together
 
 from fusebackend.backends import ForeignVolume, StoreBackend
 from fusebackend.backends.object_store.remote import BucketRemote, Upload
-from fusebackend.protocol import ROOT_NODE, AttrChanges, Change
+from fusebackend.protocol import ROOT_NODE, AttrChanges, Change, Volume
 from fusebackend.remote import tree as tree_module
 from fusebackend.remote.entry import NEVER
 from fusebackend.remote.volume import RemoteVolume
@@ -127,6 +127,28 @@ def test_an_append_that_is_merged_twice_keeps_the_bytes_of_others(monkeypatch: p
     volume.flush(node)
     volume.release(node, APPENDING)
     assert held(store) == {"log": b"base\ntheirs\nours\n"}
+
+
+@pytest.mark.parametrize("kind", ["bucket", "store"])
+def test_of_two_that_append_the_same_both_are_kept(kind: str) -> None:
+    kept: Any = MemoryStore() if kind == "bucket" else InMemoryStore()
+
+    def opened_anew() -> Volume:
+        if kind == "bucket":
+            return RemoteVolume(BucketRemote(kept))
+        return ForeignVolume(StoreBackend(kept, namespace=("memories",)))
+
+    one, other = opened_anew(), opened_anew()
+    put(one, b"log", b"start\n")
+    appending = [(volume, volume.lookup(ROOT_NODE, b"log").node) for volume in (one, other)]
+    for volume, node in appending:
+        volume.open(node, APPENDING)
+        volume.append(node, b"x\n")
+    for volume, node in appending:
+        volume.flush(node)
+        volume.release(node, APPENDING)
+    after = opened_anew()
+    assert whole(after, node_at(after, "/log")) == b"start\nx\nx\n"
 
 
 def test_an_unlink_that_waited_for_a_rename_deletes_nothing_else() -> None:
