@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fusebackend.base.recent import Recent
+from fusebackend.base.recent import Recent, RecentBytes
 
 
 def test_the_item_used_least_recently_goes() -> None:
@@ -24,3 +24,17 @@ def test_what_is_dropped_is_told_of() -> None:
     for key in (1, 2, 1, 3):
         recent[key] = -key
     assert dropped == [-2]
+
+
+def test_of_items_with_sizes_the_least_recently_used_go_and_one_stays() -> None:
+    dropped: list[str] = []
+    recent: RecentBytes[str, str] = RecentBytes(10, dropped.append)
+    recent.put("a", "A", 4)
+    recent.put("b", "B", 4)
+    assert recent.get("a") == "A"
+    recent.put("c", "C", 4)
+    assert (dropped, recent.bytes) == (["B"], 8)
+    recent.put("large", "L", 99)
+    assert (dropped, recent.bytes) == (["B", "A", "C"], 99)
+    recent.put("large", "small", 1)
+    assert (dropped, recent.bytes, list(recent)) == (["B", "A", "C"], 1, ["large"])
