@@ -25,6 +25,7 @@ from fusebackend import urls
 from fusebackend.base import xdg
 from fusebackend.base.deadline import GivenUp, within
 from fusebackend.base.extras import EXTRA_OF, is_installed
+from fusebackend.base.paths import ROOT
 from fusebackend.config import MountPlan
 from fusebackend.databases.postgres import conninfo_of
 from fusebackend.linux import mount_table as table
@@ -70,7 +71,8 @@ class Finding:
     mend: str = ""
 
 
-Check: TypeAlias = Callable[[], Iterable[Finding]]
+Check: TypeAlias = Callable[[str], Iterable[Finding]]
+"""Looks at one thing. It is given the name of that, for its findings."""
 
 
 def ok(what: str, why: str) -> Finding:
@@ -92,9 +94,8 @@ def found_by(what: str, check: Check) -> list[Finding]:
         what: what the check looks at.
     """
     found: list[Finding] = []
-
     try:
-        within(PATIENCE_S, lambda: found.extend(check()))
+        within(PATIENCE_S, lambda: found.extend(check(what)))
     except GivenUp:
         return [
             error(what, f"no answer within {PATIENCE_S:.0f} s", "see whether it hangs, or the network drops packets")
@@ -158,41 +159,41 @@ DEVICE = "/dev/fuse"
 INSTEAD = "or do without a mount: 'fusebackend serve'"
 
 
-def device() -> Iterable[Finding]:
+def device(what: str) -> Iterable[Finding]:
     """/dev/fuse is there, is the device, and can be opened."""
     try:
         status = os.stat(DEVICE)
     except FileNotFoundError:
         mend = f"modprobe fuse; for a container: --device {DEVICE} --cap-add SYS_ADMIN; {INSTEAD}"
-        return [error(DEVICE, "it is not there", mend)]
+        return [error(what, "it is not there", mend)]
     if not stat.S_ISCHR(status.st_mode) or status.st_rdev != FUSE_DEVICE:
-        return [error(DEVICE, "it is not the FUSE device", f"rm {DEVICE} && mknod -m 666 {DEVICE} c 10 229, as root")]
+        return [error(what, "it is not the FUSE device", f"rm {DEVICE} && mknod -m 666 {DEVICE} c 10 229, as root")]
     try:
         os.close(os.open(DEVICE, os.O_RDWR | os.O_CLOEXEC))
     except PermissionError as failure:
         if failure.errno == errno.EACCES and not os.access(DEVICE, os.R_OK | os.W_OK):
-            return [error(DEVICE, "it is not open to this user", f"chmod a+rw {DEVICE}, as root")]
+            return [error(what, "it is not open to this user", f"chmod a+rw {DEVICE}, as root")]
         why = "it can't be opened: the container's device rules, or a mount with nodev, forbid it"
-        return [error(DEVICE, why, f"--device {DEVICE} for the container; {INSTEAD}")]
+        return [error(what, why, f"--device {DEVICE} for the container; {INSTEAD}")]
     except OSError as failure:
-        return [error(DEVICE, f"it can't be opened: {failure.strerror}", f"modprobe fuse; {INSTEAD}")]
-    return [ok(DEVICE, "can be opened")]
+        return [error(what, f"it can't be opened: {failure.strerror}", f"modprobe fuse; {INSTEAD}")]
+    return [ok(what, "can be opened")]
 
 
-def library() -> Iterable[Finding]:
+def library(what: str) -> Iterable[Finding]:
     """pyfuse3 can be imported, and with it libfuse3."""
     try:
         importlib.import_module("pyfuse3")
     except ImportError as failure:
         is_compiled = "libfuse" in str(failure)
         mend = install("libfuse3") if is_compiled else f"{install_everything()}; then pip install pyfuse3"
-        return [error("libfuse3", f"pyfuse3 can't be imported: {failure}", f"{mend}; {INSTEAD}")]
-    return [ok("libfuse3", "pyfuse3 can be imported")]
+        return [error(what, f"pyfuse3 can't be imported: {failure}", f"{mend}; {INSTEAD}")]
+    return [ok(what, "pyfuse3 can be imported")]
 
 
-def fusermount() -> Iterable[Finding]:
+def fusermount(what: str) -> Iterable[Finding]:
     """fusermount3 is there for users other than root, and has their rights."""
-    what, program = "fusermount3", shutil.which("fusermount3")
+    program = shutil.which("fusermount3")
     is_root = os.geteuid() == 0
     if program is None:
         why = "it is not installed" + (": root mounts without it" if is_root else ", and only root mounts without it")
@@ -206,18 +207,16 @@ def fusermount() -> Iterable[Finding]:
     return [ok(what, program)]
 
 
-def allow_other() -> Iterable[Finding]:
+def allow_other(what: str) -> Iterable[Finding]:
     """Other users can be let in."""
-    what = "allow_other"
     if os.geteuid() == 0 or user_allow_other():
         return [ok(what, "other users can be let in")]
     mend = "echo user_allow_other >> /etc/fuse.conf, as root, if others are to be let in"
     return [warning(what, "/etc/fuse.conf has no line 'user_allow_other': only this user sees a mount", mend)]
 
 
-def mounting() -> Iterable[Finding]:
+def mounting(what: str) -> Iterable[Finding]:
     """The kernel lets root mount: tried in a mount namespace that ends at once."""
-    what = "mount(2)"
     if os.geteuid() != 0:
         return [ok(what, "left to fusermount3")]
     if not os.path.exists(DEVICE):
@@ -264,9 +263,8 @@ _SETTINGS = (
 by 1 in the last."""
 
 
-def user_namespaces() -> Iterable[Finding]:
+def user_namespaces(what: str) -> Iterable[Finding]:
     """A process may make a user namespace: what confines commands of users other than root needs one."""
-    what = "user namespaces"
     number = in_child(lambda: unshare(CLONE_NEWUSER))
     forbids = [
         f"sysctl -w {name.replace('/', '.')}={value}" for name, value in _SETTINGS if _setting(name) == (not value)
@@ -285,40 +283,36 @@ def _setting(name: str) -> bool | None:
     return None
 
 
-def confinement() -> Iterable[Finding]:
-    """AppArmor and seccomp, which most containers have."""
+def apparmor(what: str) -> Iterable[Finding]:
+    """No profile of AppArmor confines this process, as one does in most containers."""
     profile = confined_by()
     if profile is None:
-        yield ok("AppArmor", "no profile confines this process")
-    else:
-        yield warning(
-            "AppArmor",
-            f"profile '{profile}' confines this process, and those of containers refuse mounts",
-            "--security-opt apparmor=unconfined for the container, if mounting is refused",
-        )
+        return [ok(what, "no profile confines this process")]
+    why = f"profile '{profile}' confines this process, and those of containers refuse mounts"
+    return [warning(what, why, "--security-opt apparmor=unconfined for the container, if mounting is refused")]
+
+
+def system_calls(what: str) -> Iterable[Finding]:
+    """No filter of seccomp confines this process, as one does in most containers."""
     if not has_filter():
-        yield ok("seccomp", "no filter confines this process")
-    else:
-        yield warning(
-            "seccomp",
-            "a filter confines this process, and that of a container refuses mounts without CAP_SYS_ADMIN",
-            "--cap-add SYS_ADMIN for the container, if mounting is refused",
-        )
+        return [ok(what, "no filter confines this process")]
+    why = "a filter confines this process, and that of a container refuses mounts without CAP_SYS_ADMIN"
+    return [warning(what, why, "--cap-add SYS_ADMIN for the container, if mounting is refused")]
 
 
-def propagation(mountpoint: str | None) -> Iterable[Finding]:
+def propagation(mountpoint: str | None, what: str) -> Iterable[Finding]:
     """Whether a mount made here is seen in other mount namespaces: on the host of a container, and the reverse."""
     path = table.resolve(mountpoint or "/")
     inner = table.mount_of(path, table.mounts())
     if inner is None:  # in a plain chroot, whose root directory is no mount
         why = f"no mount that this process sees holds '{path}': its root directory is not a mount"
-        return [warning("propagation", why, "bind the root directory onto itself before chroot, or use a container")]
+        return [warning(what, why, "bind the root directory onto itself before chroot, or use a container")]
     if inner.is_shared:
-        return [ok("propagation", f"'{inner.mountpoint}' is shared: mounts below it are seen in other namespaces")]
+        return [ok(what, f"'{inner.mountpoint}' is shared: mounts below it are seen in other namespaces")]
     bound = "DIR" if inner.mountpoint == "/" else inner.mountpoint
     mend = f"mount --make-rshared {inner.mountpoint}; for a container: -v HOST_DIR:{bound}:rshared"
     why = f"'{inner.mountpoint}' is not shared: mounts below it are seen in this mount namespace alone"
-    return [warning("propagation", why, f"{mend}, if others are to see them")]
+    return [warning(what, why, f"{mend}, if others are to see them")]
 
 
 # -- commands ---------------------------------------------------------------------------------------------------
@@ -329,13 +323,12 @@ def propagation(mountpoint: str | None) -> Iterable[Finding]:
 _UNCONFINED = 'or sandbox = "none" in [execute], which confines nothing'
 
 
-def sandbox(is_wanted: bool) -> Iterable[Finding]:
+def sandbox(is_wanted: bool, what: str) -> Iterable[Finding]:
     """bubblewrap is there, and works.
 
     Args:
         is_wanted: False where the configuration has no sandbox.
     """
-    what = "bubblewrap"
     if not is_wanted:
         return [ok(what, 'not needed: sandbox = "none"')]
     program = bubblewrap.where()
@@ -361,28 +354,25 @@ def sandbox(is_wanted: bool) -> Iterable[Finding]:
     return found
 
 
-def limits() -> Iterable[Finding]:
+def limits(what: str) -> Iterable[Finding]:
     """Control groups limit the memory and the processes of commands."""
     groups = ControlGroups.of_this_process()
     lacking = [name for name in ("memory", "pids") if groups.version_for(name) is None]
     if not lacking:
-        return [ok("control groups", "limit memory and processes of commands")]
+        return [ok(what, "limit memory and processes of commands")]
     why = f"none for {' and '.join(lacking)}: each process of a command has limits of its own, all together have none"
     mend = "a systemd unit: Delegate=yes; a container: mount /sys/fs/cgroup writable, or run as root"
-    return [warning("control groups", why, mend)]
+    return [warning(what, why, mend)]
 
 
-def programs() -> Iterable[Finding]:
-    """ripgrep and git are there."""
-    for name, program, why in (
-        ("ripgrep", "rg", "grep of dir: routes reads each file in Python"),
-        ("git", "git", "lines can't be merged: undo --merge-lines, branch merge --merge-lines"),
-    ):
-        where = shutil.which(program)
-        if where is None:
-            yield warning(name, f"it is not installed: {why}", install(name))
-        else:
-            yield ok(name, where)
+def program(name: str, lack: str, what: str) -> Iterable[Finding]:
+    """A program is there.
+
+    Args:
+        lack: what is not done, or not as well, without it.
+    """
+    where = shutil.which(name)
+    return [warning(what, f"it is not installed: {lack}", install(what)) if where is None else ok(what, where)]
 
 
 # -- places -----------------------------------------------------------------------------------------------------
@@ -396,21 +386,19 @@ LITTLE_BYTES = 512 << 20
 NONE_BYTES = 16 << 20
 """With less, a server can keep nothing."""
 
-_KEPT = (
-    ("data directory", "XDG_DATA_HOME", "the embedded default, and branches"),
-    ("state directory", "XDG_STATE_HOME", "logs and histories"),
-)
+
+def kept(variable: str, holds: str, what: str) -> Iterable[Finding]:
+    """A directory for what `holds` says can be written, and has room."""
+    return [writable(what, xdg.path(variable), f"{holds}; set {variable} to another place")]
 
 
-def directories() -> Iterable[Finding]:
-    """Data and state can be written, and have room; the runtime directory is the user's own."""
-    for what, variable, holds in _KEPT:
-        yield writable(what, xdg.path(variable), f"{holds}; set {variable} to another place")
+def sockets(what: str) -> Iterable[Finding]:
+    """The runtime directory is the user's own."""
     try:
-        yield ok("runtime directory", runtime_directory.directory())
+        return [ok(what, runtime_directory.directory())]
     except OSError as failure:
         mend = "set XDG_RUNTIME_DIR to a directory of this user's with mode 0700"
-        yield error("runtime directory", f"no place for sockets: {failure.strerror or failure}", mend)
+        return [error(what, f"no place for sockets: {failure.strerror or failure}", mend)]
 
 
 def writable(what: str, path: str, mend: str) -> Finding:
@@ -436,12 +424,12 @@ def writable(what: str, path: str, mend: str) -> Finding:
     return warning(what, room, mend) if free < LITTLE_BYTES else ok(what, f"{path}; {room}")
 
 
-def locale() -> Iterable[Finding]:
+def locale(what: str) -> Iterable[Finding]:
     """Names and texts are UTF-8."""
     encoding = sys.getfilesystemencoding().lower().replace("_", "-")
     if encoding == "utf-8":
-        return [ok("locale", "UTF-8")]
-    return [warning("locale", f"names of files are read as {encoding}, not as UTF-8", "export LC_ALL=C.UTF-8")]
+        return [ok(what, "UTF-8")]
+    return [warning(what, f"names of files are read as {encoding}, not as UTF-8", "export LC_ALL=C.UTF-8")]
 
 
 # -- packages ---------------------------------------------------------------------------------------------------
@@ -449,14 +437,14 @@ def locale() -> Iterable[Finding]:
 # Python packages of the extras.
 
 
-def extras() -> Iterable[Finding]:
+def extras(what: str) -> Iterable[Finding]:
     """Say which extras are installed. A route that needs one that is missing says so itself."""
     missing = sorted({extra for module, extra in EXTRA_OF.items() if not is_installed(module)})
     have = sorted(set(EXTRA_OF.values()) - set(missing))
     lines = [f"installed: {', '.join(have) or 'none'}"]
     if missing:
         lines.append(f"not installed: {', '.join(missing)} (pip install 'fusebackend[NAME]')")
-    return [ok("extras", "; ".join(lines))]
+    return [ok(what, "; ".join(lines))]
 
 
 # -- routes ------------------------------------------------------------------------------------------------------
@@ -470,14 +458,13 @@ CONNECT_S = 5
 SQLITE_MAGIC = b"SQLite format 3\0"
 
 
-def route(prefix: str, url: Url) -> Iterable[Finding]:
+def route(url: Url, what: str) -> Iterable[Finding]:
     """Check one route."""
-    what = f"route {prefix if prefix == '/' else prefix + '/'} ({url.masked})"
     check = _CHECKS.get(url.scheme)
     if check is None:
         return [ok(what, "not looked at: it is code of its own")]
     try:
-        return check(what, url)
+        return check(url, what)
     except UrlError as failure:
         return [error(what, str(failure), _mend_of(str(failure)))]
 
@@ -488,11 +475,11 @@ def _mend_of(said: str, otherwise: str = "correct the URL, or make what it names
     return f"pip install{command}" if colon else otherwise
 
 
-def _nothing(what: str, url: Url) -> Iterable[Finding]:
+def _nothing(url: Url, what: str) -> Iterable[Finding]:
     return [ok(what, "needs nothing")]
 
 
-def _file(what: str, url: Url) -> Iterable[Finding]:
+def _file(url: Url, what: str) -> Iterable[Finding]:
     """A file of SQLite: of that kind, to be written, and in use by nobody else if it is a volume."""
     path, directory = url.rest, os.path.dirname(url.rest)
     if not os.path.isdir(directory):
@@ -529,7 +516,7 @@ def _is_locked(fd: int) -> bool:
     return False
 
 
-def _directory(what: str, url: Url) -> Iterable[Finding]:
+def _directory(url: Url, what: str) -> Iterable[Finding]:
     path = url.rest
     if not os.path.exists(path):
         return [error(what, f"there is no directory '{path}'", f"mkdir -p {path}")]
@@ -542,7 +529,7 @@ def _directory(what: str, url: Url) -> Iterable[Finding]:
     return [ok(what, "the directory can be read and written")]
 
 
-def _postgres(what: str, url: Url) -> Iterable[Finding]:
+def _postgres(url: Url, what: str) -> Iterable[Finding]:
     """A server of PostgreSQL lets this user in."""
     require_modules(url, "langgraph" if "+" in url.scheme else "postgres", "psycopg")
     import psycopg
@@ -564,7 +551,7 @@ def _hidden(text: str, url: Url) -> str:
     return text.replace(secret, "***") if secret else text
 
 
-def _listed(what: str, url: Url) -> Iterable[Finding]:
+def _listed(url: Url, what: str) -> Iterable[Finding]:
     """A bucket answers a listing of its root."""
     mend = "see whether the endpoint is reachable, the bucket is there, and the credentials are those of its user"
     try:
@@ -578,7 +565,7 @@ def _listed(what: str, url: Url) -> Iterable[Finding]:
     return [ok(what, "the bucket answers") if said is None else error(what, said, mend)]
 
 
-def _docker(what: str, url: Url) -> Iterable[Finding]:
+def _docker(url: Url, what: str) -> Iterable[Finding]:
     """An engine answers. No container is made."""
     from fusebackend.backends.sandbox.docker_exec import connect
 
@@ -590,7 +577,7 @@ def _docker(what: str, url: Url) -> Iterable[Finding]:
     return [ok(what, "the Docker engine answers")]
 
 
-_CHECKS: dict[str, Callable[[str, Url], Iterable[Finding]]] = {
+_CHECKS: dict[str, Callable[[Url, str], Iterable[Finding]]] = {
     "sqlite": _file,
     "store+sqlite": _file,
     "threads+sqlite": _file,
@@ -610,30 +597,6 @@ _CHECKS: dict[str, Callable[[str, Url], Iterable[Finding]]] = {
 
 
 # -- all checks -------------------------------------------------------------------------------------------------
-#
-# The table of checks.
-
-
-def _checks(plan: MountPlan | None) -> Iterator[tuple[str, Check]]:
-    """What is looked at, and by which check."""
-    yield DEVICE, device
-    yield "libfuse3", library
-    yield "fusermount3", fusermount
-    yield "allow_other", allow_other
-    yield "mount(2)", mounting
-    yield "user namespaces", user_namespaces
-    yield "AppArmor and seccomp", confinement
-    yield "propagation", partial(propagation, None if plan is None else plan.mountpoint)
-    yield "bubblewrap", partial(sandbox, plan is None or plan.settings.shell.sandbox != "none")
-    yield "control groups", limits
-    yield "programs", programs
-    yield "locale", locale
-    yield "directories", directories
-    yield "extras", extras
-    if plan is not None:
-        for prefix, text in plan.urls.items():
-            url = urls.parse(text)
-            yield f"route {prefix} ({url.masked})", partial(route, prefix, url)
 
 
 def diagnose(plan: MountPlan | None) -> Iterator[Finding]:
@@ -642,5 +605,28 @@ def diagnose(plan: MountPlan | None) -> Iterator[Finding]:
     Args:
         plan: what is to be mounted; its routes are looked at as well. None for this machine alone.
     """
-    for what, check in _checks(plan):
+    checks: dict[str, Check] = {
+        DEVICE: device,
+        "libfuse3": library,
+        "fusermount3": fusermount,
+        "allow_other": allow_other,
+        "mount(2)": mounting,
+        "user namespaces": user_namespaces,
+        "AppArmor": apparmor,
+        "seccomp": system_calls,
+        "propagation": partial(propagation, None if plan is None else plan.mountpoint),
+        "bubblewrap": partial(sandbox, plan is None or plan.settings.shell.sandbox != "none"),
+        "control groups": limits,
+        "ripgrep": partial(program, "rg", "grep of dir: routes reads each file in Python"),
+        "git": partial(program, "git", "lines can't be merged: undo --merge-lines, branch merge --merge-lines"),
+        "locale": locale,
+        "data directory": partial(kept, "XDG_DATA_HOME", "the embedded default, and branches"),
+        "state directory": partial(kept, "XDG_STATE_HOME", "logs and histories"),
+        "runtime directory": sockets,
+        "extras": extras,
+    }
+    for prefix, text in (plan.urls if plan is not None else {}).items():
+        url = urls.parse(text)
+        checks[f"route {prefix if prefix == ROOT else prefix + '/'} ({url.masked})"] = partial(route, url)
+    for what, check in checks.items():
         yield from found_by(what, check)

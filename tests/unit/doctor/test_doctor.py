@@ -389,7 +389,7 @@ def test_services_that_answer(tmp_path: Path, postgres_dsn: str) -> None:
 
 class TestFindings:
     def test_a_check_that_fails_is_a_finding(self) -> None:
-        def check() -> list[Finding]:
+        def check(what: str) -> list[Finding]:
             raise RuntimeError("for postgresql://u:hunter2@h/x\nin two lines")
 
         (found,) = found_by("thing", check)
@@ -401,7 +401,7 @@ class TestFindings:
 
         monkeypatch.setattr("fusebackend.doctor.PATIENCE_S", 0.05)
         gate = threading.Event()
-        (found,) = found_by("thing", lambda: [ok("thing", str(gate.wait()))])
+        (found,) = found_by("thing", lambda what: [ok(what, str(gate.wait()))])
         gate.set()
         assert (found.verdict, found.what) == ("error", "thing") and "no answer" in found.why
 
