@@ -155,8 +155,9 @@ def fill(volume: Volume) -> None:
 
 def _as_a_user_sees_it(volume: Volume) -> dict[bytes, Copied]:
     """Leave out the root, numbers, times, and where the blocks are."""
+    unseen = dict.fromkeys(("node", "blocks", "atime_ns", "mtime_ns", "ctime_ns"), 0)
     return {
-        path: each._replace(node=0, blocks=0, times_ns=(0, 0, 0), data=())
+        path: each._replace(attributes=each.attributes | unseen, data=())
         for path, each in copy_of(volume).items()
         if path != b"/"
     }

@@ -33,6 +33,7 @@ from fusebackend.protocol import RENAME_EXCHANGE, ROOT_NODE, Attr, AttrChanges, 
 from fusebackend.testing.by_path import OWNER, at, content, overwrite, remove, write
 from fusebackend.testing.model import VolumeMachine
 from fusebackend.testing.posix.case import all_refused, refused
+from fusebackend.volumes.contents import opened
 from fusebackend.volumes.walk import entries, paged
 
 # -- copy --------------------------------------------------------------------------------------------------------
@@ -47,14 +48,8 @@ PAGE_ENTRIES = 3
 class Copied(NamedTuple):
     """One name of a volume, with all that a reader finds behind it."""
 
-    node: int
-    mode: int
-    owner: tuple[int, int]
-    nlink: int
-    rdev: int
-    size: int
-    blocks: int
-    times_ns: tuple[int, int, int]
+    attributes: dict[str, int]
+    """Those of `Attr`, by their names, but its version."""
     xattrs: dict[bytes, bytes]
     content: bytes
     """Of a file its bytes, of a symbolic link its target."""
@@ -70,7 +65,9 @@ def copy_of(volume: Volume) -> dict[bytes, Copied]:
 
 def but_atimes(volume: Volume) -> dict[bytes, Copied]:
     """Return what `read_once` does, without access times."""
-    return {path: each._replace(times_ns=(0, *each.times_ns[1:])) for path, each in read_once(volume).items()}
+    return {
+        path: each._replace(attributes=each.attributes | {"atime_ns": 0}) for path, each in read_once(volume).items()
+    }
 
 
 def read_once(volume: Volume) -> dict[bytes, Copied]:
@@ -81,32 +78,33 @@ def read_once(volume: Volume) -> dict[bytes, Copied]:
         path, node = waiting.pop()
         listed = paged(volume.readdir, node, PAGE_ENTRIES) if volume.getattr(node).is_dir else ()
         children = [(name, attr.node) for name, attr in listed]
-        found[path] = _copied(volume, volume.getattr(node))
+        found[path] = _copied(volume, node)
         for name, child in children:
             assert volume.lookup(node, name).node == child, f"{name!r} in {path!r} is listed as node {child}"
             waiting.append((path.rstrip(b"/") + b"/" + name, child))
     # Reading moves access times, of directories and links too, so attributes are asked for after everything was read.
-    return {path: each._replace(times_ns=_times(volume.getattr(each.node))) for path, each in sorted(found.items())}
+    return {
+        path: each._replace(attributes=_attributes(volume, each.attributes["node"]))
+        for path, each in sorted(found.items())
+    }
 
 
-def _times(attr: Attr) -> tuple[int, int, int]:
-    return attr.atime_ns, attr.mtime_ns, attr.ctime_ns
+def _attributes(volume: Volume, node: int) -> dict[str, int]:
+    attr = volume.getattr(node)
+    return {name: getattr(attr, name) for name in Attr.__slots__ if name != "version"}
 
 
-def _copied(volume: Volume, attr: Attr) -> Copied:
-    # The attributes may be the volume's own record, which the reads below change.
-    node, mode, size = attr.node, attr.mode, attr.size
-    owner, nlink, rdev, blocks = (attr.uid, attr.gid), attr.nlink, attr.rdev, attr.blocks
+def _copied(volume: Volume, node: int) -> Copied:
+    attributes = _attributes(volume, node)
     xattrs = {name: volume.getxattr(node, name) for name in volume.listxattr(node)} if volume.features.xattrs else {}
     content, data = b"", tuple[int, ...]()
-    if stat.S_ISLNK(mode):
+    if stat.S_ISLNK(attributes["mode"]):
         content = volume.readlink(node)
-    elif stat.S_ISREG(mode):
-        volume.open(node, os.O_RDONLY)
-        content = volume.read(node, 0, size + 1)
-        data = _data(volume, node, size)
-        volume.release(node, os.O_RDONLY)
-    return Copied(node, mode, owner, nlink, rdev, size, blocks, _times(attr), xattrs, content, data)
+    elif stat.S_ISREG(attributes["mode"]):
+        with opened(volume, node, os.O_RDONLY) as handle:
+            content = volume.read(handle, 0, attributes["size"] + 1)
+            data = _data(volume, handle, attributes["size"])
+    return Copied(attributes, xattrs, content, data)
 
 
 def _data(volume: Volume, node: int, size: int) -> tuple[int, ...]:
@@ -144,7 +142,7 @@ def make_scene(volume: Volume) -> None:
 
 
 def wreck_scene(volume: Volume) -> None:
-    """Change everything that `_scene` has made."""
+    """Change everything that `make_scene` has made."""
     directory = volume.lookup(ROOT_NODE, b"directory").node
     below = volume.lookup(directory, b"below").node
     large = volume.lookup(below, b"large").node

@@ -172,7 +172,7 @@ def test_any_routes_are_as_in_the_main_tree(prefixes: set[str], data: st.DataObj
 
 
 def numbers(trees: SnapshotTrees) -> dict[bytes, int]:
-    return {path: each.node for path, each in copy_of(trees).items()}
+    return {path: each.attributes["node"] for path, each in copy_of(trees).items()}
 
 
 def test_numbers_are_the_same_after_a_remount() -> None:
