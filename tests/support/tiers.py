@@ -40,7 +40,6 @@ SMOKE: frozenset[str] = frozenset(
         "test_a_missing_file_is_named",
         "test_a_window_of_lines",
         "test_numbered_text_keeps_the_numbers_of_the_file",
-        "test_read_gives_back_what_was_written",
         "test_edits",
         "test_write_refuses_or_replaces_an_existing_file",
         "test_direct_children_only_sorted_and_directories_end_in_a_slash",
