@@ -5,23 +5,19 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING
 
 import click
 
 from fusebackend.cli import target
 from fusebackend.cli.show import Failed, Output, age, aligned, confirm_deletion, json_option
 from fusebackend.cli.space import size_text
-from fusebackend.cli.target import Target, complete_path, completing, mount_option, trees_path
+from fusebackend.cli.target import Target, complete_path, completing, mount_option, on_mount, trees_path
 from fusebackend.cli.undo import CHANGED, listed, require_done, show_changes
 from fusebackend.cli.worktree import fetch_commits
-from fusebackend.protocol import WORKTREE, BranchInfo, MergeResult
-
-if TYPE_CHECKING:
-    from fusebackend.control.client.client import Client
+from fusebackend.protocol import WORKTREE, BranchInfo, MergeResult, MountProtocol
 
 
-def branch_path(files: Client, name: str) -> str:
+def branch_path(files: MountProtocol, name: str) -> str:
     """Return the path of a branch in its mount.
 
     Raises:
@@ -53,8 +49,8 @@ def branch() -> None:
 @click.option("--from", "ref", metavar="REF", help="Begin with this snapshot, branch, or time; a call: before it.")
 @click.option("--in", "directory", type=click.Path(), metavar="DIR", help="Put a copy into this plain directory.")
 @json_option("{name, time_ns, routes, changes, size_bytes, conflicts, error, directory, path}.")
-@mount_option
-def create(name: str, ref: str | None, directory: str | None, output: Output, mount: str | None) -> None:
+@on_mount
+def create(files: MountProtocol, name: str, ref: str | None, directory: str | None, output: Output) -> None:
     """Make a branch, and print its directory, and the routes that are in it live. No file is copied.
 
     With --in it is put into a plain directory, which needs no mount to be worked in: 'diff', 'branch merge' and 'exec
@@ -64,7 +60,6 @@ def create(name: str, ref: str | None, directory: str | None, output: Output, mo
     Routes that keep snapshots are frozen: in the branch they stay as they are now. Of the others, a file that was not
     changed in the branch is as it is in the mount.
     """
-    files = target.here(mount).files
     made = files.create_branch(name, ref, directory)
     path = made.directory or target.outside(files, branch_path(files, name))
     output.document({**asdict(made), "path": path})
@@ -76,10 +71,9 @@ def create(name: str, ref: str | None, directory: str | None, output: Output, mo
 
 @branch.command("list")
 @json_option("an array of {name, time_ns, routes, changes, size_bytes, conflicts, error, path}.")
-@mount_option
-def list_branches(output: Output, mount: str | None) -> None:
+@on_mount
+def list_branches(files: MountProtocol, output: Output) -> None:
     """List the branches: name, age, changed names, space, and of each route whether it is frozen or live."""
-    files = target.here(mount).files
     found = files.branches()
     trees = trees_path(files)
     top = target.outside(files, f"{trees}/branches")
@@ -105,21 +99,20 @@ def _row(output: Output, each: BranchInfo) -> tuple[str, ...]:
 
 @branch.command()
 @click.argument("name", shell_complete=complete_name)
-@mount_option
-def path(name: str, mount: str | None) -> None:
+@on_mount
+def path(files: MountProtocol, name: str) -> None:
     """Print the directory of a branch."""
-    output, files = Output(), target.here(mount).files
+    output = Output()
     output.line(output.name(target.outside(files, branch_path(files, name))))
 
 
 @branch.command()
 @click.argument("names", nargs=-1, required=True, shell_complete=complete_name, metavar="NAME...")
 @click.option("--yes", is_flag=True, help="Do not ask.")
-@mount_option
-def delete(names: Sequence[str], yes: bool, mount: str | None) -> None:
+@on_mount
+def delete(files: MountProtocol, names: Sequence[str], yes: bool) -> None:
     """Delete branches, with all that was changed in them. That can't be had back, so on a terminal it asks first;
     elsewhere it needs --yes."""
-    files = target.here(mount).files
     confirm_deletion("branch", "branches", names, {each.name for each in files.branches()}, yes)
     files.delete_branches(*names)
 

@@ -8,7 +8,7 @@ import os
 import shlex
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import click
 
@@ -19,10 +19,7 @@ from fusebackend.cli.branch import branch_path, complete_name
 from fusebackend.cli.show import Failed, Output, json_option, note, write_all
 from fusebackend.cli.target import Target, complete_path, mount_option
 from fusebackend.cli.view import complete_view
-
-if TYPE_CHECKING:
-    from fusebackend.control.client.client import Client
-    from fusebackend.protocol import ExecuteResponse
+from fusebackend.protocol import ExecuteResponse, MountProtocol
 
 NOT_KNOWN = 1
 """The exit status when the server was lost, and that of the command is unknown."""
@@ -91,7 +88,7 @@ def execute(
     click.get_current_context().exit(code)
 
 
-def _tree(files: Client, branch: str | None, view: str | None) -> str | None:
+def _tree(files: MountProtocol, branch: str | None, view: str | None) -> str | None:
     """Return the path of the tree of a branch, or of a view; None for that of the mount. Raises `Failed`."""
     if branch is not None and view is not None:
         raise click.UsageError("give --branch or --view, not both")

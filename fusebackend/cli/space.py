@@ -13,8 +13,8 @@ import click
 
 from fusebackend.cli import target
 from fusebackend.cli.show import Failed, Output, confirm_loss, json_option
-from fusebackend.cli.target import Target, complete_mountpoint, complete_path, mount_option
-from fusebackend.protocol import ForgetResult, PruneResult
+from fusebackend.cli.target import Target, complete_mountpoint, complete_path, mount_option, on_mount
+from fusebackend.protocol import ForgetResult, MountProtocol, PruneResult
 
 _LINES = {
     "live": "files as they are",
@@ -50,14 +50,13 @@ def df(mountpoint: str | None, output: Output, mount: str | None) -> None:
 @click.option("-n", "--dry-run", is_flag=True, help="Delete nothing; print what would go.")
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @json_option("{snapshots, calls, bytes}.")
-@mount_option
-def prune(dry_run: bool, yes: bool, output: Output, mount: str | None) -> None:
+@on_mount
+def prune(files: MountProtocol, dry_run: bool, yes: bool, output: Output) -> None:
     """Delete the automatic snapshots, and the log with the bytes that undo needs. The files stay as they are.
 
     Snapshots that you have taken stay. What is deleted can't be had back, so on a terminal it asks first; elsewhere it
     needs --yes.
     """
-    files = target.here(mount).files
     going = files.prune(dry_run=True)
     if not dry_run:
         confirm_loss("what is pruned", f"Delete {_words(going)}", yes)

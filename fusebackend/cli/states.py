@@ -11,7 +11,7 @@ import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -20,14 +20,11 @@ from fusebackend.base.paths import ROOT, AgentPath, join
 from fusebackend.cli import target
 from fusebackend.cli.log import complete_call
 from fusebackend.cli.show import Complaints, Failed, Output, aligned, confirm_deletion, json_option, note, to_the_second
-from fusebackend.cli.target import complete_path, completing, mount_option, or_path
+from fusebackend.cli.target import complete_path, completing, mount_option, on_mount, or_path
 from fusebackend.linux.unmount import holders
-from fusebackend.protocol import RestoreResult, SnapshotInfo
+from fusebackend.protocol import MountProtocol, RestoreResult, SnapshotInfo
 from fusebackend.protocol.served import NOT_HELD, STAT_COLUMNS, DiffForm
 from fusebackend.trees.refs import RefError, Refs
-
-if TYPE_CHECKING:
-    from fusebackend.control.client.client import Client
 
 
 @click.group()
@@ -48,13 +45,12 @@ complete_snapshot = completing(lambda files: [(each.name, None) for each in file
 @snapshot.command()
 @click.argument("name", required=False)
 @json_option("{name, time_ns, routes, path}; `routes` are those it holds.")
-@mount_option
-def create(name: str | None, output: Output, mount: str | None) -> None:
+@on_mount
+def create(files: MountProtocol, name: str | None, output: Output) -> None:
     """Take a snapshot, and print its directory, and the routes that are not in it.
 
     Without a NAME, it is the time in UTC: 20261123T061530Z. The files are neither read nor copied.
     """
-    files = target.here(mount).files
     taken = files.create_snapshot(name)
     directory = _directory(files)
     if output.json:  # people are told of other routes, too, which takes another request
@@ -69,12 +65,11 @@ def create(name: str | None, output: Output, mount: str | None) -> None:
 @snapshot.command("list")
 @click.option("--all", "with_automatic", is_flag=True, help="Also those that the mount has taken by itself.")
 @json_option("an array of {name, time_ns, routes, path}.")
-@mount_option
-def list_snapshots(with_automatic: bool, output: Output, mount: str | None) -> None:
+@on_mount
+def list_snapshots(files: MountProtocol, with_automatic: bool, output: Output) -> None:
     """List the snapshots, the oldest first: name, time, and the routes that are in it."""
     from fusebackend.trees.snapshots import AUTOMATIC
 
-    files = target.here(mount).files
     kept = files.snapshots()
     directory = _directory(files)
     found = [each for each in kept if with_automatic or not each.name.startswith(AUTOMATIC)]
@@ -89,15 +84,14 @@ def list_snapshots(with_automatic: bool, output: Output, mount: str | None) -> N
 @snapshot.command()
 @click.argument("names", nargs=-1, required=True, shell_complete=complete_snapshot, metavar="NAME...")
 @click.option("--yes", is_flag=True, help="Do not ask.")
-@mount_option
-def delete(names: Sequence[str], yes: bool, mount: str | None) -> None:
+@on_mount
+def delete(files: MountProtocol, names: Sequence[str], yes: bool) -> None:
     """Delete snapshots. Those can't be had back, so on a terminal it asks first; elsewhere it needs --yes."""
-    files = target.here(mount).files
     confirm_deletion("snapshot", "snapshots", names, {each.name for each in files.snapshots()}, yes)
     files.delete_snapshots(*names)
 
 
-def _directory(files: Client) -> str:
+def _directory(files: MountProtocol) -> str:
     """Return the directory of the snapshots of a mount."""
     return target.outside(files, f"{target.trees_path(files)}/snapshots")
 
@@ -187,7 +181,7 @@ def diff(words: Sequence[str], form: DiffForm | None, mount: str | None) -> None
 
 def _chosen(
     words: Sequence[str], after_dashes: Sequence[str] | None, mount: str | None
-) -> tuple[Client, str, list[AgentPath]]:
+) -> tuple[MountProtocol, str, list[AgentPath]]:
     """Tell REF from PATH: as in git, the first word is a REF if it names one, and else a path that is there."""
     if after_dashes is not None and len(words) > 1:
         raise click.UsageError(f"one REF or A..B before '--', not {len(words)} words")
@@ -212,7 +206,7 @@ def _chosen(
     return place.files, ref, paths
 
 
-def _last_call(files: Client) -> str | None:
+def _last_call(files: MountProtocol) -> str | None:
     """Return the newest call that changed something; None if there is none. ENOTSUP: the mount keeps no history."""
     before: str | None = None
     while found := files.log(before=before, limit=PAGE):
@@ -281,7 +275,7 @@ def restore(
     complaints.finish()
 
 
-def _targets(files: Client, given: list[str], destination: str, mount: str | None) -> list[str]:
+def _targets(files: MountProtocol, given: list[str], destination: str, mount: str | None) -> list[str]:
     """Return the path that each path is restored to."""
     place = target.locate(destination, mount, follow=False)
     target.require_mount(place, files)
@@ -294,7 +288,7 @@ def _targets(files: Client, given: list[str], destination: str, mount: str | Non
     return [join(place.path, os.path.basename(path)) if is_directory else place.path for path in given]
 
 
-def _refuse_open_files(mounted: Client, result: RestoreResult) -> None:
+def _refuse_open_files(mounted: MountProtocol, result: RestoreResult) -> None:
     """Raises `Failed`, and names the processes that have the files open, as far as they can be seen."""
     Complaints().add(*(f"'{each.path}' {each.reason}" for each in result.conflicts))
     files = {target.outside(mounted, each.path): each.path for each in result.conflicts}

@@ -11,10 +11,11 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
 
 import click
 from click.shell_completion import CompletionItem
@@ -26,7 +27,9 @@ from fusebackend.cli.show import Failed
 
 if TYPE_CHECKING:
     from fusebackend.control.client.client import Client
-    from fusebackend.protocol import BranchInfo, StatResult, ViewInfo
+    from fusebackend.protocol import BranchInfo, MountProtocol, StatResult, ViewInfo
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 Named = TypeVar("Named", "BranchInfo", "ViewInfo")
 
@@ -151,7 +154,7 @@ def locate(given: str, mount: str | None, *, follow: bool = True) -> Target:
     return Target(_client(mountpoint), AgentPath(path), given, mountpoint.rstrip("/"))
 
 
-def require_mount(place: Target, files: Client) -> None:
+def require_mount(place: Target, files: MountProtocol) -> None:
     """Raise `Failed` for a path of another mount than that of the paths before it."""
     if place.files is not files:
         raise Failed(f"'{place.given}' lies in another mount than the paths before it")
@@ -254,12 +257,12 @@ def _place(mount: str) -> str:
         return _split(mount, follow=True)[0]
 
 
-def outside(files: Client, path: str) -> str:
+def outside(files: MountProtocol, path: str) -> str:
     """Return an agent's path as processes have it; as it is where nothing is mounted."""
     return files.mountpoint.rstrip("/") + path if files.is_mounted else path
 
 
-def trees_path(files: Client) -> str:
+def trees_path(files: MountProtocol) -> str:
     """Return the agent's path of the directory of trees."""
     return files.status().get("trees") or f"/{TREES_NAME}"
 
@@ -398,6 +401,18 @@ mount_option = click.option(
     help="Paths are those that agents use in the mount on DIR, such as /notes.md. DIR may be a view's socket, or "
     "the socket or configuration of what 'serve' serves. FUSEBACKEND_MOUNT says the same.",
 )
+
+
+def on_mount(command: F) -> F:
+    """Give a command about a whole mount `--mount`, and the files of that mount (`here`) as its first argument."""
+
+    @mount_option
+    @functools.wraps(command)
+    def found(mount: str | None, **given: Any) -> Any:
+        return command(here(mount).files, **given)
+
+    return cast("F", found)
+
 
 if_version_option = click.option(
     "--if-version",

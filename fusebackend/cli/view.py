@@ -14,7 +14,8 @@ import click
 from fusebackend.cli import target
 from fusebackend.cli.log import moment, who
 from fusebackend.cli.show import Complaints, Failed, Output, aligned, json_option
-from fusebackend.cli.target import completing, mount_option
+from fusebackend.cli.target import completing, on_mount
+from fusebackend.control.following import FollowedMount
 from fusebackend.protocol import ApprovalInfo
 
 complete_view = completing(lambda files: [(each.name, None) for each in files.views()])
@@ -32,10 +33,9 @@ def view() -> None:
 
 @view.command("list")
 @json_option("an array of {name, rules, path, is_default}.")
-@mount_option
-def list_views(output: Output, mount: str | None) -> None:
+@on_mount
+def list_views(files: FollowedMount, output: Output) -> None:
     """List the views: name, number of rules, directory."""
-    files = target.here(mount).files
     found = files.views()
     rules = [f"{len(each.rules)} {'rule' if len(each.rules) == 1 else 'rules'}" for each in found]
     places = [target.outside(files, each.path) + ("  (default)" if each.is_default else "") for each in found]
@@ -46,10 +46,10 @@ def list_views(output: Output, mount: str | None) -> None:
 @view.command()
 @click.argument("name", shell_complete=complete_view)
 @json_option("{name, rules, path, is_default}.")
-@mount_option
-def show(name: str, output: Output, mount: str | None) -> None:
+@on_mount
+def show(files: FollowedMount, name: str, output: Output) -> None:
     """Print the rules of a view, with the numbers that 'explain' has. The first that matches decides."""
-    found = target.find("view", name, target.here(mount).files.views())
+    found = target.find("view", name, files.views())
     output.document(asdict(found))
     output.lines(_line(output, number, rule) for number, rule in enumerate(found.rules, 1))
 
@@ -61,15 +61,15 @@ def _line(output: Output, number: int, rule: Mapping[str, Any]) -> str:
 
 @view.command("socket")
 @click.argument("name", shell_complete=complete_view)
-@mount_option
-def socket_of(name: str, mount: str | None) -> None:
+@on_mount
+def socket_of(files: FollowedMount, name: str) -> None:
     """Print the path of a socket whose clients can only do what a view allows.
 
     They can't leave the view, so a process that has this socket alone, as in a container into which it was bound, is
     held by the view's rules: 'fusebackend --mount SOCKET' there, or connect(SOCKET) in Python. It is made when it is
     first asked for, for this user alone (0600), and ends with the server of the mount; the next one has another path.
     """
-    Output().line(target.here(mount).files.view_socket(name))
+    Output().line(files.view_socket(name))
 
 
 @view.command()
@@ -77,10 +77,9 @@ def socket_of(name: str, mount: str | None) -> None:
 @click.argument("operation", type=click.Choice(["read", "write", "execute"]))
 @click.argument("path")
 @json_option("{mode, rule, path}.")
-@mount_option
-def explain(name: str, operation: str, path: str, output: Output, mount: str | None) -> None:
+@on_mount
+def explain(files: FollowedMount, name: str, operation: str, path: str, output: Output) -> None:
     """Tell what a view does about an operation on a PATH, as agents name it, and which rule says so."""
-    files = target.here(mount).files
     answer = files.explain(name, operation, path)
     if output.json:  # people are shown the rule, too, which takes another request
         output.document(asdict(answer))
@@ -122,10 +121,9 @@ def approval() -> None:
 @click.option("--all", "with_decided", is_flag=True, help="Also those that were decided in the last day.")
 @click.option("-f", "--follow", is_flag=True, help="Go on with each new one, until Ctrl-C or the mount's end.")
 @json_option(f"an array of {FIELDS}; with -f, an object a line.")
-@mount_option
-def list_requests(with_decided: bool, follow: bool, output: Output, mount: str | None) -> None:
+@on_mount
+def list_requests(files: FollowedMount, with_decided: bool, follow: bool, output: Output) -> None:
     """List the requests that wait: number, time, actor, what is asked."""
-    files = target.here(mount).files
     if follow:
         if with_decided:
             raise click.UsageError("--all and -f: give one of them")
@@ -148,10 +146,9 @@ def _request_line(output: Output, info: ApprovalInfo) -> str:
 @approval.command("show")
 @click.argument("number", type=click.IntRange(min=1), shell_complete=complete_number)
 @json_option(f"{FIELDS}.")
-@mount_option
-def show_request(number: int, output: Output, mount: str | None) -> None:
+@on_mount
+def show_request(files: FollowedMount, number: int, output: Output) -> None:
     """Show a request, and what it would change: a patch against the files as they are now, or the command."""
-    files = target.here(mount).files
     found = files.approval(number)
     output.document(asdict(found))
     agent = " ".join(word for word in (found.actor.agent, found.actor.thread, found.actor.call) if word)
@@ -181,23 +178,22 @@ def _decided(output: Output, info: ApprovalInfo) -> str:
 @approval.command()
 @click.argument("numbers", type=click.IntRange(min=1), nargs=-1, required=True, shell_complete=complete_number)
 @json_option(f"an array of {FIELDS}.")
-@mount_option
-def approve(numbers: Sequence[int], output: Output, mount: str | None) -> None:
+@on_mount
+def approve(files: FollowedMount, numbers: Sequence[int], output: Output) -> None:
     """Approve requests, by their NUMBERS: each change happens now, as it was asked.
 
     The exit status is 1 if one could not happen any more, or was decided already.
     """
-    _decide(numbers, output, target.here(mount).files.approve)
+    _decide(numbers, output, files.approve)
 
 
 @approval.command()
 @click.argument("numbers", type=click.IntRange(min=1), nargs=-1, required=True, shell_complete=complete_number)
 @click.option("--reason", metavar="TEXT", help="A line for the agent that asked.")
 @json_option(f"an array of {FIELDS}.")
-@mount_option
-def deny(numbers: Sequence[int], reason: str | None, output: Output, mount: str | None) -> None:
+@on_mount
+def deny(files: FollowedMount, numbers: Sequence[int], reason: str | None, output: Output) -> None:
     """Deny requests, by their NUMBERS: they will not happen."""
-    files = target.here(mount).files
     _decide(numbers, output, lambda number: files.deny(number, reason))
 
 

@@ -15,17 +15,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import click
 
 from fusebackend.cli import target
 from fusebackend.cli.show import Failed, age
 from fusebackend.linux import mount_table
-from fusebackend.protocol import WORKTREE, BranchInfo, MergeResult
-
-if TYPE_CHECKING:
-    from fusebackend.control.client.client import Client
+from fusebackend.protocol import WORKTREE, BranchInfo, MergeResult, MountProtocol
 
 MAX_INPUT_BYTES: Final = 1 << 20
 
@@ -92,7 +89,7 @@ def start() -> None:
         )
 
 
-def fetch_commits(files: Client, merged: MergeResult) -> list[str]:
+def fetch_commits(files: MountProtocol, merged: MergeResult) -> list[str]:
     """Fetch the commits that the repositories of a merged worktree are at, into `refs/fusebackend/NAME` of the mount's.
 
     Returns:
@@ -123,7 +120,7 @@ def _git(repository: str, *words: str) -> subprocess.CompletedProcess[str]:
         return subprocess.CompletedProcess(command, 1, "", str(error))
 
 
-def _merge(files: Client, name: str) -> list[str]:
+def _merge(files: MountProtocol, name: str) -> list[str]:
     """Merge a worktree; return why it must be kept, if it must."""
     merged = files.merge_branch(name)
     if merged.conflicts:
@@ -142,10 +139,10 @@ def _told() -> Mapping[str, Any]:
     return told
 
 
-def _worktrees(mountpoints: Iterable[str]) -> Iterator[tuple[Client, BranchInfo, str]]:
+def _worktrees(mountpoints: Iterable[str]) -> Iterator[tuple[MountProtocol, BranchInfo, str]]:
     """Yield the worktrees, each with its mount and its directory, without links on the way."""
     for mountpoint in mountpoints:
-        found: list[tuple[Client, BranchInfo, str]] = []
+        found: list[tuple[MountProtocol, BranchInfo, str]] = []
         with contextlib.suppress(OSError, Failed):  # one that has no branches, or can't be asked
             files = target.open_client(mountpoint)
             branches = [each for each in files.branches() if each.name.startswith(WORKTREE) and not each.error]
@@ -153,12 +150,12 @@ def _worktrees(mountpoints: Iterable[str]) -> Iterator[tuple[Client, BranchInfo,
         yield from found
 
 
-def _root(files: Client, branch: BranchInfo) -> str:
+def _root(files: MountProtocol, branch: BranchInfo) -> str:
     """Return the directory of a branch, as processes have it."""
     return branch.directory or target.outside(files, f"{target.trees_path(files)}/branches/{branch.name}")
 
 
-def _project(files: Client, cwd: str) -> str:
+def _project(files: MountProtocol, cwd: str) -> str:
     """Return the path in the mount of the repository that a directory is in, else of the directory itself; in a branch,
     that which it is of."""
     parts = cwd[len(files.mountpoint) :].split("/")
