@@ -118,11 +118,16 @@ def mount(line: MountLine, mountpoint: str | None, foreground: bool) -> None:
     plan = plan_of(table.resolve(mountpoint), line)
     if make_ready(plan):
         announce([f"the server of an earlier mount on {plan.mountpoint} had died; it was cleared away"])
-    if foreground:
+    _serve(plan, here=foreground)
+
+
+def _serve(plan: MountPlan, *, here: bool) -> None:
+    """Serve a plan until it ends, in this process if that is wanted; or have that begun. What is served is printed."""
+    if here:
         # warnings are in its log, which is shown
-        serve_here(replace(plan, log=None), lambda _: announce_mounted(plan, os.getpid()))
+        serve_here(replace(plan, log=None), lambda _: announce_served(plan, os.getpid()))
     else:
-        announce_mounted(plan, start_server(plan), plan.log)
+        announce_served(plan, start_server(plan), plan.log)
 
 
 def start_server(plan: MountPlan, warning: str = "Warning: ") -> int:
@@ -235,12 +240,12 @@ def _keep_apart(plan: MountPlan) -> None:
             raise ConfigError(f"the {what} would be inside the mount: '{path}'; set XDG_STATE_HOME to another place")
 
 
-def announce_mounted(plan: MountPlan, pid: int, log: str | None = None) -> None:
-    """Print what is mounted, by which process, and its routes."""
-    _announce(f"mounted {plan.mountpoint}", plan, pid, log)
-
-
-def _announce(done: str, plan: MountPlan, pid: int, log: str | None) -> None:
+def announce_served(plan: MountPlan, pid: int, log: str | None = None) -> None:
+    """Print what is mounted, or served without a mount, by which process, and its routes."""
+    done = f"mounted {plan.mountpoint}"
+    if not plan.is_mounted:
+        found = rendezvous.server_of(plan.mountpoint)
+        done = f"serving {plan.socket if found is None else found.socket}"
     lines = [f"{done} (process {pid}{', read-only' if plan.settings.read_only else ''})"]
     if log is not None:
         lines.append(f"  log: {log}")
@@ -278,11 +283,7 @@ def serve(line: MountLine, socket_path: str | None, background: bool) -> None:
     if entry is not None and entry.is_ours:
         raise Failed(f"'{place}' is mounted: that mount has a socket of its own, and --mount {place} uses it")
     address = None if socket_path is None else absolute(socket_path)
-    plan = _unmounted(plan_of(place, line), socket=address)
-    if background:
-        _announce_served(plan, start_server(plan), plan.log)
-    else:
-        serve_here(replace(plan, log=None), lambda _: _announce_served(plan, os.getpid()))
+    _serve(_unmounted(plan_of(place, line), socket=address), here=not background)
 
 
 @contextlib.contextmanager
@@ -313,8 +314,3 @@ def _unmounted(plan: MountPlan, **others: str | None) -> MountPlan:
         click.echo(f"Warning: view '{name}' is not on '{mountpoint}': nothing is mounted", err=True)
     make_data_directory(plan)
     return replace(plan, is_mounted=False, settings=replace(plan.settings, view_mounts={}), **others)
-
-
-def _announce_served(plan: MountPlan, pid: int, log: str | None = None) -> None:
-    found = rendezvous.server_of(plan.mountpoint)
-    _announce(f"serving {plan.socket if found is None else found.socket}", plan, pid, log)

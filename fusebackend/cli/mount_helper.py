@@ -20,7 +20,7 @@ from msgspec.structs import replace
 from fusebackend import urls
 from fusebackend.base.settings import ConfigError
 from fusebackend.base.shown import one_line
-from fusebackend.cli.mount import MountLine, announce_mounted, make_ready, plan_of, start_server
+from fusebackend.cli.mount import MountLine, announce_served, make_ready, plan_of, start_server
 from fusebackend.cli.show import announce, standard_streams
 from fusebackend.cli.umount import DEFAULT_TIMEOUT_S, end_mount, show_holders
 from fusebackend.config import words_known
@@ -122,7 +122,7 @@ def mount_helper(
     make_ready(plan)
     pid = start_server(plan, "mount.fusebackend: warning: ")
     if is_verbose:
-        announce_mounted(plan, pid, plan.log)
+        announce_served(plan, pid, plan.log)
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})

@@ -22,7 +22,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 import msgspec
 from msgspec.structs import replace
@@ -193,12 +193,15 @@ def start(plan: MountPlan) -> tuple[int, list[str]]:
 
 def _start_with_log(plan: MountPlan, log_path: str, log_fd: int) -> tuple[int, list[str]]:
     log_start = os.fstat(log_fd).st_size
-    process, answer_fd = _start(plan, log_fd)
-    try:
-        answer = _wait_for_answer(answer_fd)
-    except BaseException:  # Ctrl-C too: the server must not stay
-        _end(process)
-        raise
+    answer_fd, ready_fd = os.pipe()
+    with open(answer_fd, "rb") as answers:
+        with open(ready_fd, "wb"):  # only the server keeps it open: its end is the end of the answers
+            process = _started(plan, log_fd, ready_fd)
+        try:
+            answer = _first(answers)
+        except BaseException:  # Ctrl-C too: the server must not stay
+            _end(process)
+            raise
     if answer is None:
         _end(process)
         raise MountError(errno.ETIMEDOUT, f"no answer from the server within {START_TIMEOUT_S:.0f} s; see {log_path}")
@@ -218,36 +221,28 @@ def open_log(path: str) -> int:
     return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
 
 
-def _start(plan: MountPlan, log_fd: int) -> tuple[subprocess.Popen[bytes], int]:
-    answer_fd, ready_fd = os.pipe()
-    try:
-        process = subprocess.Popen(
-            # -P: modules of the current directory must not stand in for Python's
-            [sys.executable, "-P", "-m", "fusebackend.cli.serve", plan.mountpoint],
-            stdin=subprocess.PIPE,
-            stdout=log_fd,
-            stderr=log_fd,
-            pass_fds=(ready_fd,),
-            start_new_session=True,
-        )
-    except BaseException:
-        os.close(answer_fd)
-        raise
-    finally:
-        os.close(ready_fd)
-    stdin = process.stdin
-    if stdin is not None:
-        with contextlib.suppress(BrokenPipeError), stdin:  # it ended at once; the missing answer will say so
-            stdin.write(json.dumps({"plan": msgspec.to_builtins(plan), "ready_fd": ready_fd}).encode())
-    return process, answer_fd
+def _started(plan: MountPlan, log_fd: int, ready_fd: int) -> subprocess.Popen[bytes]:
+    """Start a server, and give it its plan."""
+    process = subprocess.Popen(
+        # -P: modules of the current directory must not stand in for Python's
+        [sys.executable, "-P", "-m", "fusebackend.cli.serve", plan.mountpoint],
+        stdin=subprocess.PIPE,
+        stdout=log_fd,
+        stderr=log_fd,
+        pass_fds=(ready_fd,),
+        start_new_session=True,
+    )
+    assert process.stdin is not None
+    with contextlib.suppress(BrokenPipeError), process.stdin:  # it ended at once; the missing answer will say so
+        process.stdin.write(json.dumps({"plan": msgspec.to_builtins(plan), "ready_fd": ready_fd}).encode())
+    return process
 
 
-def _wait_for_answer(fd: int) -> dict[str, Any] | None:
+def _first(answers: IO[bytes]) -> dict[str, Any] | None:
     """The server's answer, which it writes at once; empty when it ended without one, None when it took too long."""
-    with open(fd, "rb") as answers:
-        if not is_readable(fd, START_TIMEOUT_S):
-            return None
-        line = answers.readline()
+    if not is_readable(answers.fileno(), START_TIMEOUT_S):
+        return None
+    line = answers.readline()
     answer: dict[str, Any] = json.loads(line) if line.endswith(b"\n") else {}
     return answer
 
@@ -280,21 +275,18 @@ def main() -> None:
         os.dup2(null.fileno(), 0)
     ready_fd: int = request["ready_fd"]
     os.set_inheritable(ready_fd, False)
-    answered = False
+    answers = open(ready_fd, "wb")  # noqa: SIM115 (the first answer closes it)
 
     def answer(message: dict[str, Any]) -> None:
-        nonlocal answered
-        if not answered:
-            answered = True
-            with contextlib.suppress(BrokenPipeError):  # the command that started this has ended
-                os.write(ready_fd, json.dumps(message).encode() + b"\n")
-            os.close(ready_fd)
+        if not answers.closed:
+            with contextlib.suppress(BrokenPipeError), answers:  # the command that started this has ended
+                answers.write(json.dumps(message).encode() + b"\n")
 
     plan = msgspec.convert(request["plan"], MountPlan)
     try:
         serve(plan, lambda warnings: answer({"pid": os.getpid(), "warnings": list(warnings)}))
     except (UserError, OSError) as error:
-        log.error("%s", one_line(error), exc_info=answered)
+        log.error("%s", one_line(error), exc_info=answers.closed)
         answer({"error": one_line(error)})
         sys.exit(1)
     except Exception as error:
