@@ -41,10 +41,9 @@ def check(url: str, repair: bool, compact: bool, output: Output) -> None:
     """
     complaints = Complaints(exit_code=FAILED)
     status = CLEAN
-    verdict = None
-    with complaints, progress("checking", quiet=output.json):
-        verdict = _judge(url, repair, compact)
-    if verdict is not None:
+    with complaints:
+        with progress("checking", quiet=output.json):
+            verdict = _judge(url, repair, compact)
         if verdict.found:
             status = LEFT if verdict.left else MENDED
         output.document(
