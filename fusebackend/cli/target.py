@@ -192,16 +192,14 @@ def here(mount: str | None, how: str = "with --mount") -> Target:
         return Target(_client(mountpoint), AgentPath(path), "", mountpoint.rstrip("/"))
     except (MountError, FileNotFoundError):
         mounted = mountpoints()
-    if len(mounted) == 1:
-        return Target(_client(mounted[0]), ROOT, mounted[0], mounted[0].rstrip("/"))
-    if not mounted:
-        served = rendezvous.served()
-        if len(served) == 1:
-            return Target(_client(served[0].socket), ROOT, "", "")
-        if served:
-            raise Failed(f"several are served: {', '.join(each.socket for each in served)}; say which one {how}")
+    places = mounted or [each.socket for each in rendezvous.served()]
+    if not places:
         raise Failed("nothing is mounted; 'fusebackend mount' does that")
-    raise Failed(f"several mounts are there: {', '.join(mounted)}; say which one {how}")
+    if len(places) > 1:
+        several = "several mounts are there" if mounted else "several are served"
+        raise Failed(f"{several}: {', '.join(places)}; say which one {how}")
+    top = places[0] if mounted else ""
+    return Target(_client(places[0]), ROOT, top, top.rstrip("/"))
 
 
 def base_name(given: str) -> str:
