@@ -214,9 +214,7 @@ class _AskedCalls(NamedTuple):
 
     def _show_change(self, call: CallInfo, change: ChangeInfo) -> None:
         """Print a change as it comes, and whose it is."""
-        if self.output.json:
-            self.output.record(self._shown_paths(asdict(change)))
-            return
+        self.output.record(self._shown_paths(asdict(change)))
         head = f"{moment(change.time_ns)}  {call.call:<5}  {self._who(call):<12}"
         self.output.line(self.output.row(f"{head}  {self._change(change)}"))
 

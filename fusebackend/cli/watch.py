@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING
 
 import click
 
@@ -15,9 +15,6 @@ from fusebackend.cli import target
 from fusebackend.cli.show import Failed, Output, json_option, note
 from fusebackend.cli.target import Target, complete_path, mount_option
 from fusebackend.protocol import FileEvent
-
-if TYPE_CHECKING:
-    from fusebackend.control.client.client_connection import RemoteWatch
 
 KIND_COLUMNS = len("attributes")
 
@@ -35,23 +32,19 @@ def watch(paths: Sequence[str], output: Output, mount: str | None) -> None:
     """
     places = [target.locate(given, mount) for given in paths] or [target.here(mount)]
     events: queue.SimpleQueue[tuple[Target, FileEvent | Exception]] = queue.SimpleQueue()
-    watches: list[RemoteWatch] = []
-    try:
+    with contextlib.ExitStack() as watches:
         for place in places:
-            watches.append(_begin(place, events))
+            watches.callback(_begin(place, events))
             _announce(output, place)
         while True:
             place, event = events.get()
             if isinstance(event, Exception):
                 raise event
             _print(output, place, event)
-    finally:
-        for each in watches:
-            each.close()
 
 
-def _begin(place: Target, events: queue.SimpleQueue[tuple[Target, FileEvent | Exception]]) -> RemoteWatch:
-    """Have the changes of one path put into the queue. Raises `Failed`."""
+def _begin(place: Target, events: queue.SimpleQueue[tuple[Target, FileEvent | Exception]]) -> Callable[[], object]:
+    """Have the changes of one path put into the queue. Returns what ends that. Raises `Failed`."""
     try:
         changes = place.files.watch(place.path)
     except (ValueError, RuntimeError) as error:  # no such path; too many watches already
@@ -65,7 +58,7 @@ def _begin(place: Target, events: queue.SimpleQueue[tuple[Target, FileEvent | Ex
             events.put((place, error))
 
     threading.Thread(target=run, name="fusebackend-watch", daemon=True).start()
-    return changes
+    return changes.close
 
 
 def _announce(output: Output, place: Target) -> None:
