@@ -263,8 +263,6 @@ def _removed(directory: str) -> bool:
     return not os.path.isdir(directory)
 
 
-UID_MAP = "/proc/self/uid_map"
-
 OPEN_FILES = 1024
 """The usual soft limit. The server has raised its own, and some programs close as many descriptors as they may have."""
 
@@ -366,6 +364,5 @@ def _is_exempt() -> bool:
     """Return True for root of the whole machine, which RLIMIT_NPROC does not limit."""
     if os.geteuid() != 0:
         return False
-    with open(UID_MAP) as file:
-        inside, outside, _ = (int(word) for word in file.readline().split())
-    return inside == outside == 0
+    inside, outside, _ = split_lines(proc.read("self/uid_map"))[0].split()
+    return inside == outside == b"0"

@@ -267,11 +267,10 @@ class TestLimits:
         ],
     )
     def test_what_they_say_of_themselves(
-        self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, uid: int, uid_map: str, words: str
+        self, monkeypatch: pytest.MonkeyPatch, uid: int, uid_map: str, words: str
     ) -> None:
-        (tmp_path / "uid_map").write_text(uid_map)
         monkeypatch.setattr(cgroups.os, "geteuid", lambda: uid)
-        monkeypatch.setattr(cgroups, "UID_MAP", str(tmp_path / "uid_map"))
+        monkeypatch.setattr(cgroups.proc, "read", {"self/uid_map": uid_map.encode()}.__getitem__)
         described = Limits(ShellOptions(memory_bytes=1 << 30, max_processes=9), ControlGroups([])).describe()
         assert described == {
             "memory_bytes": 1 << 30,
