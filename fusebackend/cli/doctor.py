@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import asdict
 
 import click
 
-from fusebackend import config
 from fusebackend.cli.mount import MountLine, line_options, plan_of
 from fusebackend.cli.show import Output, json_option
-from fusebackend.linux import mount_table as table
 
 COLOURS = {"ok": "green", "warning": "yellow", "error": "red"}
 
@@ -29,7 +26,7 @@ def doctor(line: MountLine, mountpoint: str | None, output: Output) -> None:
     from fusebackend.doctor import diagnose, worst
 
     is_named = mountpoint is not None or line.config_path is not None or line.default is not None or line.routes
-    plan = _plan(mountpoint, line) if is_named else None
+    plan = plan_of(line.place(mountpoint), line) if is_named else None
     found = []
     for finding in diagnose(plan):
         found.append(finding)
@@ -40,11 +37,3 @@ def doctor(line: MountLine, mountpoint: str | None, output: Output) -> None:
     verdict = worst(found)
     output.document({"verdict": verdict, "findings": [asdict(each) for each in found]})
     click.get_current_context().exit(1 if verdict == "error" else 0)
-
-
-def _plan(mountpoint: str | None, line: MountLine) -> config.MountPlan:
-    if mountpoint is not None:
-        place = table.resolve(mountpoint)
-    else:
-        place = config.place_of(line.config_path, line.file) if line.config_path else os.getcwd()
-    return plan_of(place, line)

@@ -57,6 +57,13 @@ class MountLine:
         """The directory that relative paths in the file start from."""
         return os.path.dirname(os.path.abspath(self.config_path)) if self.config_path else ""
 
+    def place(self, mountpoint: str | None = None) -> str:
+        """Return the mount point: the one that is given, or what the file has in its place (`config.place_of`). Without
+        both it is the current directory."""
+        if mountpoint is not None:
+            return table.resolve(mountpoint)
+        return config.place_of(self.config_path, self.file) if self.config_path else os.getcwd()
+
 
 def line_options(function: F) -> F:
     """Give a command the options of a mount: a `MountLine`, its first argument."""
@@ -111,11 +118,9 @@ def mount(line: MountLine, mountpoint: str | None, foreground: bool) -> None:
 
     `fusebackend backends` lists the URLs that can be given.
     """
-    if mountpoint is None:
-        if line.file.mountpoint is None:
-            raise click.UsageError("give a MOUNTPOINT, or a --config file that names one")
-        mountpoint = os.path.join(line.base, os.path.expanduser(line.file.mountpoint))
-    plan = plan_of(table.resolve(mountpoint), line)
+    if mountpoint is None and line.file.mountpoint is None:
+        raise click.UsageError("give a MOUNTPOINT, or a --config file that names one")
+    plan = plan_of(line.place(mountpoint), line)
     if make_ready(plan):
         announce([f"the server of an earlier mount on {plan.mountpoint} had died; it was cleared away"])
     _serve(plan, here=foreground)
@@ -273,7 +278,7 @@ def serve(line: MountLine, socket_path: str | None, background: bool) -> None:
     or else of the configuration, or of the URL of the default.
     """
     if line.config_path is not None:
-        place = config.place_of(line.config_path, line.file)
+        place = line.place()
     elif line.default is not None:
         url = urls.parse(line.default)
         place = os.path.realpath(url.path) if url.path is not None else "/" + urls.mask(url.text)
@@ -297,7 +302,7 @@ def served_meanwhile(config_path: str) -> Iterator[None]:
         ConfigError, UrlError, MountError: as `serve`.
     """
     line = MountLine(config_path=config_path)
-    place = config.place_of(config_path, line.file)
+    place = line.place()
     with rendezvous.session(place) as sessions:
         if rendezvous.server_of(place) is None:
             plan = _unmounted(plan_of(place, line), sessions=sessions)
