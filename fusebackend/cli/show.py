@@ -199,10 +199,8 @@ class Output:
             self.note(empty)
         self.lines(lines)
 
-    def bytes(self, data: bytes, *, at_once: bool = False) -> None:
+    def bytes(self, data: bytes) -> None:
         write_all(self._stream, data)
-        if at_once:
-            self._stream.flush()
 
     def flush(self) -> None:
         self._stream.flush()
@@ -215,7 +213,8 @@ class Output:
     def record(self, value: Any) -> None:
         """One line of a stream of JSON lines, at once."""
         if self.json:
-            self.bytes(json.dumps(value).encode("ascii") + b"\n", at_once=True)
+            self.bytes(json.dumps(value).encode("ascii") + b"\n")
+            self.flush()
 
 
 def write_all(stream: IO[bytes], data: bytes) -> None:
