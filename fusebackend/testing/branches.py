@@ -391,7 +391,7 @@ class BranchCases:
 SNAPSHOT = "below"
 
 
-def branch_over(path: str | os.PathLike[str], volumes: Mapping[AgentPath, Volume], *, time_ns: int = 0) -> BranchVolume:
+def branch_over(path: str | os.PathLike[str], volumes: Mapping[AgentPath, Volume]) -> BranchVolume:
     """Open a branch over volumes at prefixes, or make it. Those with snapshots are taken as in the snapshot `below`."""
     places = Places(volumes)
     views: dict[int, Volume] = {}
@@ -403,7 +403,7 @@ def branch_over(path: str | os.PathLike[str], volumes: Mapping[AgentPath, Volume
                 volume.take_snapshot(SNAPSHOT)
             views[route] = volume.snapshot(SNAPSHOT)
             frozen.add(route)
-    return BranchVolume(path, LowerTree(places, views, frozen, time_ns))
+    return BranchVolume(path, LowerTree(places, views, frozen, time_ns=0))
 
 
 class BranchMachine(VolumeMachine):

@@ -107,6 +107,11 @@ class Case:
         """Receive each result. For a state-backed backend, override it to merge `files_update`, as its graph would."""
 
 
+def _word_of(verb: str) -> tuple[str, ...]:
+    """The word of `Case` that declares a verb; none for a verb that every backend has."""
+    return (f"supports_{verb}",) if hasattr(Case, f"supports_{verb}") else ()
+
+
 class Probe:
     """Calls each verb of the backend under its name. A missing verb skips the case or fails it (`without`)."""
 
@@ -801,9 +806,7 @@ class NamingCases(Case):
         b.put("/file.txt", "old")
         for case in each(itertools.product(AGENT_VERBS, BAD_PATHS | LONG_PATHS)):
             with case as (verb, what):
-                self.require(b.backend, ("limits_names",) if what in LONG_PATHS else ())
-                if not getattr(self, f"supports_{verb}", True):
-                    pytest.skip(f"no {verb}")
+                self.require(b.backend, (*_word_of(verb), *(("limits_names",) if what in LONG_PATHS else ())))
                 error = call(b, verb, (BAD_PATHS | LONG_PATHS)[what])
                 codes = {"invalid_path"}
                 if what == "a file as a directory" and not self.keeps_empty_directories:
@@ -934,14 +937,14 @@ class AwaitingCases(Case):
         b.put("/dir/file.txt", NEEDLE_FILE)
         for case in each(itertools.product(LOOPS, LOOKING)):
             with case as (loop, (verb, arguments)):
-                self._know(loop)
+                self._know(b, loop)
                 expected = getattr(b, verb)(*arguments)
                 assert self._await(b, loop, verb, arguments) == expected
 
     def test_the_twin_of_a_verb_that_changes(self, b: Probe) -> None:
         for case in each(itertools.product(LOOPS, changing(""))):
             with case as (loop, verb):
-                self._know(loop, verb)
+                self._know(b, loop, verb)
                 at = f"/{loop}/{verb}"
                 arguments, changed = changing(at)[verb]
                 b.put(f"{at}/dir/file.txt", NEEDLE_FILE)
@@ -957,7 +960,7 @@ class AwaitingCases(Case):
         b.put("/dir/file.txt", "needle\nneedle\n")
         for case in each(LOOPS):
             with case as loop:
-                self._know(loop)
+                self._know(b, loop)
                 result: Any = anyio.run(
                     lambda: b.backend.agrep(pattern="needle", path="/dir", glob=None, max_count=1), backend=loop
                 )
@@ -977,7 +980,7 @@ class AwaitingCases(Case):
 
         for case in each(itertools.product(LOOPS, changing(""))):
             with case as (loop, verb):
-                self._know(loop, verb)
+                self._know(b, loop, verb)
                 arguments, _ = changing("")[verb]
                 assert anyio.run(functools.partial(cancelled, verb, arguments), backend=loop)
                 assert b.bytes_of("/dir/file.txt") == NEEDLE_FILE.encode()
@@ -1001,7 +1004,7 @@ class AwaitingCases(Case):
 
         for case in each(LOOPS):
             with case as loop:
-                self._know(loop)
+                self._know(b, loop)
                 assert anyio.run(main, backend=loop) < self.cancelled_s
 
     @needs("ends_when_cancelled")
@@ -1016,7 +1019,7 @@ class AwaitingCases(Case):
 
         for case in each(LOOPS):
             with case as loop:
-                self._know(loop)
+                self._know(b, loop)
                 began = time.monotonic()
                 anyio.run(main, backend=loop)
                 assert time.monotonic() - began < 0.2 + self.cancelled_s
@@ -1027,12 +1030,9 @@ class AwaitingCases(Case):
         for result in (b.ls("/"), b.grep("x"), b.glob("*"), *b.download_files(["/file.txt"])):
             assert dataclasses.asdict(result)
 
-    def _know(self, loop: str, verb: str = "") -> None:
+    def _know(self, b: Probe, loop: str, verb: str = "") -> None:
         """Skip a case of a loop, or of a verb, that the backend declares to be without."""
-        if not getattr(self, f"supports_{verb}", True):
-            pytest.skip(f"no {verb}")
-        if loop == "trio" and not self.awaits_under_trio:
-            pytest.skip("the backend does not declare awaits_under_trio")
+        self.require(b.backend, (*_word_of(verb), *(("awaits_under_trio",) if loop == "trio" else ())))
 
     def _await(self, b: Probe, loop: str, verb: str, arguments: tuple[Any, ...]) -> Any:
         try:
