@@ -93,17 +93,15 @@ def found_by(what: str, check: Check) -> list[Finding]:
     Args:
         what: what the check looks at.
     """
-    found: list[Finding] = []
     try:
-        within(PATIENCE_S, lambda: found.extend(check(what)))
+        return within(PATIENCE_S, lambda: list(check(what)))
     except GivenUp:
         return [
             error(what, f"no answer within {PATIENCE_S:.0f} s", "see whether it hangs, or the network drops packets")
         ]
     except Exception as failure:  # a defect of a check, or of what it asks, is worth a line, not a traceback
         text = mask(" ".join(f"{type(failure).__name__}: {failure}".split()))
-        found.append(error(what, f"it can't be checked: {text}", "see whether that error has a cause here"))
-    return found
+        return [error(what, f"it can't be checked: {text}", "see whether that error has a cause here")]
 
 
 def worst(findings: Iterable[Finding]) -> Verdict:

@@ -101,9 +101,9 @@ def serve(plan: MountPlan, on_ready: Callable[[Sequence[str]], None]) -> None:
             served = "mounted on" if plan.is_mounted else "serving"
             manager.ready(f"{served} {plan.mountpoint}: {', '.join(shown.values())}")
             if plan.sessions is not None:
-                ending = threading.Thread(target=_end_with_sessions, args=(plan.sessions,), daemon=True)
-                ending.name = "fusebackend-sessions"
-                ending.start()
+                threading.Thread(
+                    target=_end_with_sessions, args=(plan.sessions,), name="fusebackend-sessions", daemon=True
+                ).start()
 
         with _signals_end(live):
             live.run(ready, lambda: manager.stopping("storing everything"))
