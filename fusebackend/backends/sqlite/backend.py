@@ -106,7 +106,7 @@ class SqliteVolume(SqliteTree, SnapshotVolume):
                 self._log = self._redo()
                 self._wal_fd = os.open(name + "-wal", os.O_RDWR | os.O_CLOEXEC)
                 opened.callback(os.close, self._wal_fd)
-                self._flusher = Flusher(name, self.lock, self._flush_behind, self._wal_bytes, self._workers())
+                self._flusher = Flusher(name, self.lock, self._flush_behind, self._wal_fd, self._workers())
                 self._free_orphans()
                 if limits is not None:
                     self._quota = self._counted(limits)
@@ -171,7 +171,8 @@ class SqliteVolume(SqliteTree, SnapshotVolume):
 
         The WAL's contents are still to be written to the file, so they need room as well.
         """
-        return max(self._spare(os.fstatvfs(self._claim.fd)) - self._wal_bytes(), 0) * 2 // 5
+        disk, wal = os.fstatvfs(self._claim.fd), os.fstat(self._wal_fd)
+        return max(disk.f_bavail * disk.f_frsize - RESERVE_BYTES - wal.st_size, 0) * 2 // 5
 
     @staticmethod
     def _spare(disk: os.statvfs_result, reserve_bytes: int = RESERVE_BYTES) -> int:
@@ -187,8 +188,7 @@ class SqliteVolume(SqliteTree, SnapshotVolume):
                         self._write_dirty()
                     self._room_bytes = 0  # look again before the next write
                     self._flushed()
-                    self._flusher.rest()
-                    if self._wal_bytes() > MAX_WAL_BYTES:
+                    if os.fstat(self._wal_fd).st_size > MAX_WAL_BYTES:
                         self._checkpoint("RESTART")
                 if self.trouble is not None:  # the file has another name now, or none
                     raise oserror(errno.EIO)
@@ -237,12 +237,6 @@ class SqliteVolume(SqliteTree, SnapshotVolume):
             sync_log.store_recorded(self._db, self._recorded)
         self._log.flushed = number
         self._commits += 1
-
-    def _wal_bytes(self) -> int:
-        try:
-            return os.stat(self.path + "-wal").st_size
-        except FileNotFoundError:
-            return 0
 
     # -- durability and life -----------------------------------------------------------------------------------
 
@@ -293,9 +287,10 @@ class SqliteVolume(SqliteTree, SnapshotVolume):
 
     def _flush_behind(self) -> None:
         """Flush in the background. Where the log is in use, sync as well, so that the next `fsync` need not."""
-        self.write_back()
         if self._log.is_used:
             self._flush_and_sync()
+        else:
+            self.write_back()
 
     def _redo(self) -> sync_log.SyncLog:
         """Apply the records of a log that a crash has left."""

@@ -10,6 +10,7 @@ Python's lock from them.
 from __future__ import annotations
 
 import logging
+import os
 import sqlite3
 import threading
 import time
@@ -23,6 +24,9 @@ log = logging.getLogger(__name__)
 
 FLUSH_AFTER_S = 0.5
 """How long a change may wait in memory."""
+
+WORK_AFTER_S = 2.0
+"""The workers are due so long after a flush: the index takes no file before that (`index.QUIET_S`)."""
 
 CHECKPOINT_BYTES = schema.WAL_KEPT_BYTES
 """A longer WAL is moved into the file in the background."""
@@ -80,13 +84,13 @@ class Flusher:
         path: str,
         lock: AbstractContextManager[Any],
         flush: Callable[[], None],
-        wal_bytes: Callable[[], int],
+        wal_fd: int,
         workers: Sequence[Worker],
     ) -> None:
         self._path = path
         self._lock = lock
         self._flush = flush
-        self._wal_bytes = wal_bytes
+        self._wal_fd = wal_fd
         self._workers = workers
         self._failing = False
         self._connection: sqlite3.Connection | None = None
@@ -100,12 +104,6 @@ class Flusher:
     def wake(self) -> None:
         """There are changes to be written."""
         if not self._changes_waiting.is_set():  # cheaper than setting it again at every change
-            self._changes_waiting.set()
-
-    def rest(self) -> None:
-        """There are no changes any more."""
-        self._changes_waiting.clear()
-        if self._stopping.is_set():  # which the thread has to see
             self._changes_waiting.set()
 
     def stop(self) -> None:
@@ -129,7 +127,7 @@ class Flusher:
                 if flush_at is not None and time.monotonic() >= flush_at:
                     self._write_on()
                     flush_at = None
-                    work_at = work_at or time.monotonic()
+                    work_at = work_at or time.monotonic() + WORK_AFTER_S
                 if work_at is not None and time.monotonic() >= work_at:
                     if others.share() > BUSY_SHARE and time.monotonic() < work_by:
                         work_at = time.monotonic() + BUSY_LOOK_S
@@ -149,6 +147,7 @@ class Flusher:
 
     def _write_on(self) -> None:
         """Flush, and keep the WAL short."""
+        self._changes_waiting.clear()  # first: what is changed during the flush waits for the next one
         try:
             self._flush()
             self._keep_short()
@@ -156,6 +155,7 @@ class Flusher:
             if not self._failing:
                 log.error("changes wait in memory, the volume file can't take them: %s", error)
             self._failing = True
+            self._changes_waiting.set()
         else:
             self._failing = False
 
@@ -180,14 +180,13 @@ class Flusher:
         return time.monotonic() + max(pause_s, spent_s / 2)
 
     def _keep_short(self) -> None:
-        if self._wal_bytes() > CHECKPOINT_BYTES:
-            self._checkpoint(self._connected())
-
-    def _checkpoint(self, connection: sqlite3.Connection) -> None:
-        """Move the WAL into the file while others write on, then the rest under the lock, so that it starts anew.
+        """Move a long WAL into the file while others write on, then the rest under the lock, so that it starts anew.
 
         A WAL that is never reset grows, and every read gets slower: its index is searched for each page.
         """
+        if os.fstat(self._wal_fd).st_size <= CHECKPOINT_BYTES:
+            return
+        connection = self._connected()
         for _ in range(CHECKPOINT_PASSES):
             _, written, moved = connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
             if written - moved < CHECKPOINT_REST_PAGES:

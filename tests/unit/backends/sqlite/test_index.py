@@ -225,6 +225,7 @@ def test_the_thread_in_the_background_indexes_what_is_left_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, read_nodes: list[int]
 ) -> None:
     monkeypatch.setattr(flusher, "FLUSH_AFTER_S", 0.01)
+    monkeypatch.setattr(flusher, "WORK_AFTER_S", 0.05)
     monkeypatch.setattr(index, "QUIET_S", 0.05)
     monkeypatch.setattr(Indexer.work, "__defaults__", (0.05,))
     with SqliteBackend(tmp_path / "volume.db") as backend:
