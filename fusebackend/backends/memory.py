@@ -25,7 +25,7 @@ from fusebackend.protocol import ROOT_NODE, Features, OnExists, Snapshot, Snapsh
 from fusebackend.protocol.scheme import LIMITS, ON_EXISTS, Scheme
 from fusebackend.volumes.agent_face import VolumeBackend
 from fusebackend.volumes.frozen import FrozenTree
-from fusebackend.volumes.posix import DIRECTORY_BYTES, TreeVolume, is_access_noted
+from fusebackend.volumes.posix import DIRECTORY_BYTES, TreeVolume
 from fusebackend.volumes.quota import Limits, Quota
 from fusebackend.volumes.storage import Chunk, Inode, allocated_blocks
 
@@ -182,7 +182,7 @@ class InMemoryVolume(InMemoryTree, SnapshotVolume):
         self._earlier.keep(inode.node)
 
     def _accessed(self, inode: Inode) -> None:
-        if is_access_noted(inode):
+        if self.access_due(inode):
             self._earlier.keep(inode.node)
         super()._accessed(inode)
 

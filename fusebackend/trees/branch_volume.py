@@ -689,10 +689,6 @@ class BranchVolume(SqliteVolume):
             inode.size, inode.blocks, inode.mtime_ns = attr.size, attr.blocks, attr.mtime_ns
             self._renewed(inode)
 
-    def _accessed(self, inode: Inode) -> None:
-        if self.is_own(inode.node):
-            super()._accessed(inode)
-
     def access_due(self, attr: Attr) -> bool:
         return self.is_own(attr.node) and super().access_due(attr)
 

@@ -40,7 +40,6 @@ class GivesPieces(Volume):
         raise NotImplementedError
 
     def xattrs(self, node: int) -> Mapping[bytes, bytes]:
-        """Return the extended attributes."""
         raise NotImplementedError
 
     def read(self, node: int, offset: int, size: int) -> bytes:
@@ -99,9 +98,6 @@ class FrozenTree(TreeVolume, LooksAhead):
                 if attr.node == directory:
                     return parent, name
         raise oserror(errno.ESTALE)
-
-    def _accessed(self, inode: Inode) -> None:
-        """Reads change nothing."""
 
     def open(self, node: int, flags: int) -> Attr | None:
         return self.getattr(node)

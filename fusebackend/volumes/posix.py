@@ -53,11 +53,6 @@ TIME_MIN_NS, TIME_MAX_NS = -(1 << 63), (1 << 63) - 1
 _DAY_NS = 86_400 * 10**9
 
 
-def is_access_noted(attr: Attr) -> bool:
-    """True if a read moves the access time (relatime, Linux's default: the first after a change, then daily)."""
-    return attr.atime_ns <= max(attr.mtime_ns, attr.ctime_ns) or coarse_ns() - attr.atime_ns > _DAY_NS
-
-
 def _blocks_of(parts: Sequence[tuple[int, bytes]]) -> int:
     """The blocks that a new file of these bytes takes."""
     ends: dict[int, int] = {}
@@ -365,7 +360,8 @@ class TreeVolume(Volume):
             assert inode.opens > 0, f"node {node} released more often than opened"
             inode.opens -= 1
             inode.unnoted -= bool(flags & os.O_NOATIME)
-            self._reap(inode)
+            if inode.nlink == 0:
+                self._reap(inode)
 
     def read(self, node: int, offset: int, size: int) -> bytes:
         with self.lock:
@@ -483,11 +479,12 @@ class TreeVolume(Volume):
                 self._quota.add(bytes_of_xattrs(xattrs))
 
     def access_due(self, attr: Attr) -> bool:
-        return is_access_noted(attr)
+        """As relatime, Linux's default: at the first read after a change, then daily."""
+        return attr.atime_ns <= max(attr.mtime_ns, attr.ctime_ns) or coarse_ns() - attr.atime_ns > _DAY_NS
 
     def _accessed(self, inode: Inode) -> None:
         """Move the access time after a read. The reader is not known: not if all handles have O_NOATIME."""
-        if is_access_noted(inode) and not (inode.unnoted and inode.unnoted == inode.opens):
+        if self.access_due(inode) and not (inode.unnoted and inode.unnoted == inode.opens):
             inode.atime_ns = now_ns()
             self._changed(inode)
 
@@ -516,12 +513,11 @@ class TreeVolume(Volume):
         assert inode.nlink >= 0, f"link count of node {inode.node} fell below zero"
         inode.ctime_ns = now
         self._changed(inode)
-        self._reap(inode)
+        if inode.nlink == 0:
+            self._reap(inode)
 
     def _reap(self, inode: Inode) -> None:
-        """Free a node that has no name, no open handle, and is unknown to the kernel."""
-        if inode.nlink > 0:
-            return
+        """Free a node without a name, if it has no open handle and is unknown to the kernel."""
         if inode.opens == 0 and inode.node not in self._held:
             self._nameless.discard(inode.node)
             if self._quota is not None:

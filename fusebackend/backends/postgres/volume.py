@@ -59,7 +59,6 @@ from fusebackend.protocol import (
     Volume,
     WrongLinks,
 )
-from fusebackend.volumes import posix as tree
 from fusebackend.volumes.damage import is_in_range
 from fusebackend.volumes.quota import Limits
 from fusebackend.volumes.storage import CHUNK_SHIFT, cut_out
@@ -475,7 +474,7 @@ class PostgresVolume(PostgresTree, SnapshotVolume):
         return cut_out(inode.size, lambda index: chunks.get(index, b""), offset, size)
 
     def _note_access(self, attr: Attr) -> None:
-        if tree.is_access_noted(attr) and self._scope.view is None:
+        if self.access_due(attr) and self._scope.view is None:
             self._accesses.note(attr.node, now_ns())
             if len(self._accesses) >= MAX_ACCESSES:
                 self._session.work_soon()
