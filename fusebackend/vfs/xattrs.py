@@ -86,11 +86,10 @@ class ExtendedAttributes:
         self._changed(inode, route, node)
 
     def _check(self, route: Route, name: bytes) -> None:
-        if self._are_kept(route, name):
-            return
-        if not route.volume.features.xattrs or not name.startswith(_NAMESPACES):
-            raise oserror(errno.ENOTSUP)
-        if name in _NAMESPACES:
+        if not (route.volume.features.xattrs and name.startswith(_NAMESPACES)):
+            if not self._are_kept(route, name):
+                raise oserror(errno.ENOTSUP)
+        elif name in _NAMESPACES:
             raise oserror(errno.EINVAL)
 
     def _are_kept(self, route: Route, name: bytes) -> bool:

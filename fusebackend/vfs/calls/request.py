@@ -88,28 +88,24 @@ class Asker(Protocol):
         """Their group."""
 
 
-# Most requests are answered before a `Request` is needed: it is made by `current`.
 _Asked: TypeAlias = Request | tuple[str, Asker | None]
 
-_current: contextvars.ContextVar[_Asked] = contextvars.ContextVar("fusebackend_request", default=NOBODYS)
+asked: contextvars.ContextVar[_Asked] = contextvars.ContextVar("fusebackend_request", default=NOBODYS)
+"""Of the request that this task answers: its kind, and its asker, None where the kernel does not give one. Most are
+answered before a `Request` is needed: it is made by `current`."""
 
 
 def current() -> Request:
     """Return the request that this task answers."""
-    asked = _current.get()
-    if isinstance(asked, Request):
-        return asked
-    verb, asker = asked
+    found = asked.get()
+    if isinstance(found, Request):
+        return found
+    verb, asker = found
     made = Request(verb) if asker is None else Request(verb, asker.pid, asker.uid, asker.gid)
-    _current.set(made)  # a change with a history asks several times
+    asked.set(made)  # a change with a history asks several times
     return made
-
-
-def answer(verb: str, asker: Asker | None) -> None:
-    """Note that this task answers another request now. `asker` is None where the kernel does not give one."""
-    _current.set((verb, asker))
 
 
 def on_behalf_of(opener: Request) -> None:
     """Attribute a request without an asker to the thread and the process that opened the handle."""
-    _current.set(Request(_current.get()[0], *opener[1:]))
+    asked.set(Request(asked.get()[0], *opener[1:]))

@@ -104,11 +104,11 @@ def test_a_request_is_by_its_thread_or_on_behalf_of_the_opener(calls):
     assert opener.author == own
 
     def current(made):
-        token = request._current.set(made)
+        token = request.asked.set(made)
         try:
             return calls.current()
         finally:
-            request._current.reset(token)
+            request.asked.reset(token)
 
     assert current(opener) is current(asked)
     ended = asked._replace(author=calls.author(asked._replace(thread=0)))

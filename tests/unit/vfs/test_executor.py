@@ -89,7 +89,7 @@ async def test_the_loop_waits_for_short_calls_of_one_caller_alone(monkeypatch: p
         return "answer"
 
     async def call(thread: int) -> None:
-        request._current.set(request.Request("read", thread))
+        request.asked.set(request.Request("read", thread))
         assert await route_executor.call(blocked) == "answer"
         turns.append(f"call of {thread}")
 
@@ -204,9 +204,9 @@ async def test_the_outcome_of_a_change_is_unknown_and_that_of_a_question_no_matt
 ) -> None:
     route_executor = executor_of(True, deadline_s=0.05, name="Route '/x/'")
 
-    request.answer("rename", None)
+    request.asked.set(("rename", None))
     await fails(errno.ETIMEDOUT, lambda: route_executor.call(hanging))
-    request.answer("read", Caller(0, 0, 4711))
+    request.asked.set(("read", Caller(0, 0, 4711)))
     await fails(errno.ETIMEDOUT, lambda: route_executor.ask(hanging))
     assert [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING] == [
         "Route '/x/': no answer to rename within 0.05 s; whether it was done is not known",
@@ -262,7 +262,7 @@ async def test_nobody_waits_for_a_call_whose_process_was_killed(
     route_executor = executor_of(True, deadline_s=LIMIT_S, max_calls=1)
 
     async def ask_for(thread: int) -> None:
-        request.answer("read", Caller(0, 0, thread))
+        request.asked.set(("read", Caller(0, 0, thread)))
         await fails(errno.EINTR, lambda: route_executor.ask(hanging))
 
     async with trio.open_nursery() as nursery:

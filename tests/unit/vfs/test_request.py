@@ -10,17 +10,17 @@ from fusebackend.vfs.calls import request
 
 def test_a_request_is_made_once_and_anew_for_the_next() -> None:
     def worker() -> None:
-        request.answer("create", SimpleNamespace(pid=7, uid=8, gid=9))
+        request.asked.set(("create", SimpleNamespace(pid=7, uid=8, gid=9)))
         first = request.current()
         assert first == request.Request("create", 7, 8, 9)
         assert request.current() is first
-        request.answer("forget", None)
+        request.asked.set(("forget", None))
         assert request.current() == request.Request("forget")
-        request.answer("write", None)
+        request.asked.set(("write", None))
         assert request.current() == request.Request("write")
         request.on_behalf_of(first)
         assert request.current() == request.Request("write", 7, 8, 9)
-        request.answer("lookup", SimpleNamespace(pid=10, uid=11, gid=12))
+        request.asked.set(("lookup", SimpleNamespace(pid=10, uid=11, gid=12)))
         assert request.current() == request.Request("lookup", 10, 11, 12)
 
     before = request.current()
