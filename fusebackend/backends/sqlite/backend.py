@@ -182,7 +182,7 @@ class SqliteVolume(SqliteTree, SnapshotVolume):
         """Write the dirty buffer to the file in one transaction. After an error nothing is written and nothing lost."""
         with self.lock:
             try:
-                if self._dirty or self._unlogged or self._log.written > self._log.flushed:
+                if self._dirty or self._unlogged or self._log.number > self._log.flushed:
                     self._before_commit()
                     with sqlite_errors():
                         self._write_dirty()
@@ -190,7 +190,7 @@ class SqliteVolume(SqliteTree, SnapshotVolume):
                     self._flushed()
                     if os.fstat(self._wal_fd).st_size > MAX_WAL_BYTES:
                         self._checkpoint("RESTART")
-                if self.trouble is not None:  # the file has another name now, or none
+                if self._at.trouble is not None:  # the file has another name now, or none
                     raise oserror(errno.EIO)
             except OSError as error:
                 self._failed, self._failed_at = error, time.monotonic()
@@ -232,10 +232,8 @@ class SqliteVolume(SqliteTree, SnapshotVolume):
             if self._next_node != self._stored_next_node:
                 self._db.execute("UPDATE meta SET value = ? WHERE key = 'next_node'", (self._next_node,))
             number = self._log.number + 1
-            if self._log.salt:
-                sync_log.store(self._db, self._log.salt, number)
-            sync_log.store_recorded(self._db, self._recorded)
-        self._log.flushed = number
+            sync_log.store(self._db, self._log.salt, number, self._recorded)
+        self._log.number = self._log.flushed = number
         self._commits += 1
 
     # -- durability and life -----------------------------------------------------------------------------------
@@ -258,10 +256,10 @@ class SqliteVolume(SqliteTree, SnapshotVolume):
         with self.lock:
             log, unlogged = self._log, self._unlogged
             # A record is of use on top of the tables that it was made for: those must be on the disk before it.
-            if not log.is_open or self._synced < self._commits or self._failed is not None or self.trouble is not None:
+            if not log.is_open or self._synced < self._commits or self._failed is not None or self._at.trouble:
                 return None
             if not unlogged:
-                return log.written
+                return log.number
             if not unlogged.is_small(sync_log.RECORD_BYTES):
                 return None
             self._before_commit()
@@ -269,7 +267,7 @@ class SqliteVolume(SqliteTree, SnapshotVolume):
                 return None
             self._dirty.were_logged(unlogged)
             self._unlogged = Delta()
-            return log.written
+            return log.number
 
     def _flush_and_sync(self) -> None:
         """Flush everything, then sync the WAL: SQLite's NORMAL commits don't, and a FULL one would hold the lock."""
@@ -287,7 +285,7 @@ class SqliteVolume(SqliteTree, SnapshotVolume):
 
     def _flush_behind(self) -> None:
         """Flush in the background. Where the log is in use, sync as well, so that the next `fsync` need not."""
-        if self._log.is_used:
+        if self._log.offset:
             self._flush_and_sync()
         else:
             self.write_back()

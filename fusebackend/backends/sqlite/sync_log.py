@@ -64,27 +64,18 @@ class SyncLog:
 
     def __init__(self, path: str, number: int) -> None:
         self.path = log_path(path)
-        self.written = number
-        """Of the last record."""
+        self.number = number
+        """Of the last record or flush."""
         self.flushed = number
         """Of the last flush."""
+        self.offset = 0
+        """Where the next record goes: 0 until there is one since the log started anew."""
         self.salt = 0
         """0 until the volume is about to start the log."""
         self._synced = number
-        self._offset = 0
         self._allocated = 0
         self._fd = -1
         self._failed = False  # it is used no more; the file stays open, for another thread may be syncing it
-
-    @property
-    def number(self) -> int:
-        """Of the last record or flush."""
-        return max(self.written, self.flushed)
-
-    @property
-    def is_used(self) -> bool:
-        """Whether a record was written since the log started anew."""
-        return self._offset > 0
 
     @property
     def is_open(self) -> bool:
@@ -99,7 +90,8 @@ class SyncLog:
             except OSError as error:
                 self._failed = True
                 log.warning("each fsync writes to the tables of the volume, which has no log %s: %s", self.path, error)
-        self._offset = 0
+        self.offset = 0
+        self._synced = self.number
 
     def _make(self) -> None:
         self._fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -112,28 +104,28 @@ class SyncLog:
     def append(self, changes: bytes) -> bool:
         """Write a record; False if it does not fit, and the changes must be flushed."""
         size = _HEAD.size + len(changes)
-        if self._offset + size > LOG_BYTES or not self._grow(self._offset + size):
+        if self.offset + size > LOG_BYTES or not self._grow(self.offset + size):
             return False
         number = self.number + 1
         summed = _SUMMED.pack(self.salt, number, len(changes))
         checksum = zlib.crc32(changes, zlib.crc32(summed))
         record = b"".join((_HEAD.pack(_MAGIC, checksum, self.salt, number, len(changes)), changes))
         try:
-            whole = os.pwrite(self._fd, record, self._offset) == size
+            whole = os.pwrite(self._fd, record, self.offset) == size
         except OSError:
             whole = False
         if not whole:
             self._failed = True
             return False
-        self._offset += size
-        self.written = number
+        self.offset += size
+        self.number = number
         return True
 
     def sync(self, number: int) -> bool:
         """Make the records up to a number durable; False if the disk failed, and the changes must be flushed."""
         if self._synced >= number:
             return True
-        written, fd = self.written, self._fd
+        written, fd = self.number, self._fd
         try:
             os.fdatasync(fd)
         except OSError:  # what of it is on the disk is not known, and no later sync would tell (fsyncgate)
@@ -150,7 +142,7 @@ class SyncLog:
             if not self._grow(0):
                 self._failed = True
             os.fsync(self._fd)
-        self._offset = 0
+        self.offset = 0
 
     def remove(self) -> None:
         """Remove the file: the tables have all changes on the disk."""
@@ -230,21 +222,19 @@ def state(db: sqlite3.Connection) -> tuple[int, int]:
     return (salt, number) if type(salt) is type(number) is int else (0, 0)
 
 
-def store(db: sqlite3.Connection, salt: int, number: int) -> None:
-    """Write what `state` reads, inside the caller's transaction."""
-    db.executemany("INSERT OR REPLACE INTO meta VALUES (?, ?)", [(LOG_SALT, salt), (LOG_NUMBER, number)])
-
-
 def recorded(db: sqlite3.Connection, history: str) -> int:
     """Return the last number of a history that the tables have; 0 if they have none."""
     found = db.execute("SELECT value FROM meta WHERE key = ?", (_RECORDED.format(history),)).fetchone()
     return 0 if found is None else int(found[0])
 
 
-def store_recorded(db: sqlite3.Connection, last: tuple[str, int] | None) -> None:
-    """Write what `recorded` reads, inside the caller's transaction."""
+def store(db: sqlite3.Connection, salt: int, number: int, last: tuple[str, int] | None) -> None:
+    """Write what `state` reads, unless there is no log, and what `recorded` reads of a history, inside the caller's
+    transaction."""
+    rows = [(LOG_SALT, salt), (LOG_NUMBER, number)] if salt else []
     if last is not None:
-        db.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (_RECORDED.format(last[0]), last[1]))
+        rows.append((_RECORDED.format(last[0]), last[1]))
+    db.executemany("INSERT OR REPLACE INTO meta VALUES (?, ?)", rows)
 
 
 def redo(db: sqlite3.Connection, path: str, damage: Damage, new_row: Callable[[], int], newest: NewestRows) -> int:
@@ -266,8 +256,7 @@ def redo(db: sqlite3.Connection, path: str, damage: Damage, new_row: Callable[[]
         next_node = max(next_node, changes.next_node)
         with transaction(db):
             _buffer(db, changes, damage).write(db, new_row, newest)
-            store(db, salt, taken)
-            store_recorded(db, changes.recorded)
+            store(db, salt, taken, changes.recorded)
             db.execute("UPDATE meta SET value = max(value, ?) WHERE key = 'next_node'", (next_node,))
     return next_node
 
