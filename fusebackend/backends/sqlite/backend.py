@@ -154,29 +154,26 @@ class SqliteVolume(SqliteTree, SnapshotVolume):
         return super().change_at_once(at_once)
 
     def _find_room(self, size: int) -> None:
-        """Measure the room on the disk; as long as that is too little, once more after freeing something."""
-        self._room_bytes = self._room()
-        while self._dirty.bytes + size > self._room_bytes:
+        """Measure the room on the disk; as long as that is too little, once more after freeing something.
+
+        Each byte is written twice, to the WAL and to the file, in pages a fifth empty. The WAL's contents are still to
+        be written to the file, so they need room as well.
+        """
+        free_pages, is_first = 0, True
+        while True:
+            disk, wal = os.fstatvfs(self._claim.fd), os.fstat(self._wal_fd)
+            room = disk.f_bavail * disk.f_frsize - RESERVE_BYTES
+            # Free pages take data that only the WAL needs room for, and only until the next of these checkpoints.
+            passing = min(free_pages, room + RESERVE_BYTES // 2)
+            self._room_bytes = max((room - wal.st_size) * 2 // 5, passing * 4 // 5, 0)
+            if self._dirty.bytes + size <= self._room_bytes:
+                return
+            if not is_first and not self._give_up_snapshot():
+                raise oserror(errno.ENOSPC)
             self.write_back()
             self._checkpoint("TRUNCATE")
             free_pages = self._scalar("PRAGMA freelist_count") * schema.PAGE_BYTES
-            # Free pages take data that only the WAL needs room for, and only until the next of these checkpoints.
-            passing = self._spare(os.fstatvfs(self._claim.fd), RESERVE_BYTES // 2)
-            self._room_bytes = max(self._room(), min(free_pages, passing) * 4 // 5)
-            if size > self._room_bytes and not self._give_up_snapshot():
-                raise oserror(errno.ENOSPC)
-
-    def _room(self) -> int:
-        """Bytes of data the disk can take: each is written twice, to the WAL and to the file, in pages a fifth empty.
-
-        The WAL's contents are still to be written to the file, so they need room as well.
-        """
-        disk, wal = os.fstatvfs(self._claim.fd), os.fstat(self._wal_fd)
-        return max(disk.f_bavail * disk.f_frsize - RESERVE_BYTES - wal.st_size, 0) * 2 // 5
-
-    @staticmethod
-    def _spare(disk: os.statvfs_result, reserve_bytes: int = RESERVE_BYTES) -> int:
-        return max(disk.f_bavail * disk.f_frsize - reserve_bytes, 0)
+            is_first = False
 
     def write_back(self) -> None:
         """Write the dirty buffer to the file in one transaction. After an error nothing is written and nothing lost."""
@@ -322,7 +319,8 @@ class SqliteVolume(SqliteTree, SnapshotVolume):
             free_bytes = self._scalar("PRAGMA freelist_count") * schema.PAGE_BYTES
             # Not the size of the file, which lacks the pages that are only in the WAL.
             used_bytes = self._scalar("PRAGMA page_count") * schema.PAGE_BYTES - free_bytes + self._dirty.bytes
-        used, free = used_bytes // disk.f_frsize, (self._spare(disk) + free_bytes) // disk.f_frsize
+        spare_bytes = max(disk.f_bavail * disk.f_frsize - RESERVE_BYTES, 0)
+        used, free = used_bytes // disk.f_frsize, (spare_bytes + free_bytes) // disk.f_frsize
         # Counting the inodes would read the whole table; no volume has more than the numbers it gave out.
         return StatFs(disk.f_frsize, used + free, free, self._next_node + 2**31, 2**31)
 
