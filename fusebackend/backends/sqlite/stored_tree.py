@@ -228,7 +228,10 @@ class DirtyBuffer(Delta):
         cut = f"{gone[:-1]} AND idx >= ?)"
         db.executemany(cut, [(newest.chunk, node, first) for node, first in self.cuts.items()])
         db.executemany("DELETE FROM place WHERE node = ? AND idx >= ?", list(self.cuts.items()))
-        self._write_names(db)
+        names = [(parent, name, node) for parent, below in self.names.items() for name, node in below.items()]
+        db.executemany("DELETE FROM dentry WHERE parent = ? AND name = ?", [row[:2] for row in names if row[2] is None])
+        here = [row for row in names if row[2] is not None]
+        db.executemany("INSERT OR REPLACE INTO dentry VALUES (?, ?, ?)", here)
         db.executemany(
             "INSERT OR REPLACE INTO inode VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
             [row_of(inode) for inode in self.inodes.values()],
@@ -250,17 +253,6 @@ class DirtyBuffer(Delta):
             chunk.low, chunk.high = CHUNK_BYTES, 0
         for patch in unlogged.patches.values():
             patch.logged = len(patch.pieces)
-
-    def _write_names(self, db: sqlite3.Connection) -> None:
-        gone, here = [], []
-        for parent, names in self.names.items():
-            for name, node in names.items():
-                if node is None:
-                    gone.append((parent, name))
-                else:
-                    here.append((parent, name, node))
-        db.executemany("DELETE FROM dentry WHERE parent = ? AND name = ?", gone)
-        db.executemany("INSERT OR REPLACE INTO dentry VALUES (?, ?, ?)", here)
 
     def _write_chunks(self, db: sqlite3.Connection, new_row: Callable[[], int], first_own: int) -> None:
         """Small changes of stored chunks are written in place; the rest as whole rows.
