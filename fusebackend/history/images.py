@@ -27,7 +27,7 @@ from fusebackend.base.waiting import will_wait
 from fusebackend.history.history_file import OF_RECORD, HistoryFile
 from fusebackend.history.records import Image, Record, State
 from fusebackend.protocol import Attr, SnapshotVolume, Volume
-from fusebackend.volumes.contents import data_pieces, opened
+from fusebackend.volumes.contents import data_pieces
 from fusebackend.volumes.placing import KeptSource, NodeSource, Source
 
 log = logging.getLogger(__name__)
@@ -161,8 +161,7 @@ class Images:
     @staticmethod
     def _read(volume: Volume, node: int) -> bytes | None:
         """Return the bytes of a small file; None if it has grown."""
-        with opened(volume, node, os.O_RDONLY) as handle:
-            data = volume.read(handle, 0, RECORD_BYTES + 1)
+        data = volume.peek(node, RECORD_BYTES + 1)
         return data if len(data) <= RECORD_BYTES else None
 
     def _in_snapshot(self, volume: SnapshotVolume, node: int, size: int, ctime_ns: int) -> Image | None:

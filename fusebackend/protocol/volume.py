@@ -14,13 +14,13 @@ import logging
 import os
 import stat as stat_module
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import KW_ONLY, dataclass
 from typing import Any, NamedTuple, Protocol, Self, TypeAlias, TypeVar, runtime_checkable
 
 from fusebackend.base.context import during
-from fusebackend.base.errors import ERRNO_OF_LACK, VANISHED, oserror, unless
+from fusebackend.base.errors import ERRNO_OF_LACK, UNREAD, VANISHED, oserror, unless
 from fusebackend.base.paths import AgentPath
 from fusebackend.protocol.commit_log import STEP
 from fusebackend.protocol.events import Change, Changes
@@ -535,6 +535,17 @@ class Volume(abc.ABC):
         """Names of the extended attributes of a node."""
         return ()
 
+    def xattrs(self, node: int) -> Mapping[bytes, bytes]:
+        """Return the extended attributes of a node that this process may read; not to be changed. A volume without them
+        has none to show."""
+        found: dict[bytes, bytes] = {}
+        names = unless(UNREAD, self.listxattr, node) if self.features.xattrs else None
+        for name in names or ():
+            value = unless(UNREAD, self.getxattr, node, name)  # removed since, or not for this user
+            if value is not None:
+                found[name] = value
+        return found
+
     @_refused
     def removexattr(self, node: int, name: bytes) -> None:
         """Remove an extended attribute. ENODATA."""
@@ -558,6 +569,16 @@ class Volume(abc.ABC):
     @abc.abstractmethod
     def read(self, node: int, offset: int, size: int) -> bytes:
         """Up to `size` bytes from `offset`; fewer only at the end of the file."""
+
+    def peek(self, node: int, size: int) -> bytes:
+        """Read up to `size` bytes from the begin of a file, for the server's own use. It need not be open, and its
+        access time stays where the volume can do without it."""
+        attr = self.open(node, os.O_RDONLY)
+        handle = node if attr is None else attr.node
+        try:
+            return self.read(handle, 0, size)
+        finally:
+            self.release(handle, os.O_RDONLY)
 
     def next_data(self, node: int, offset: int) -> int | None:
         """Where the first byte at or behind an offset is that is in no hole, as SEEK_DATA of lseek(2); None when all

@@ -36,7 +36,7 @@ from fusebackend.history.undo_plan import PlannedFile, PlannedName, PlannedTree
 from fusebackend.protocol import MAX_NODE, ROOT_NODE, Attr, Features, SnapshotVolume, Volume
 from fusebackend.trees.merge.tree import MergeTree
 from fusebackend.volumes.frozen import GivesPieces
-from fusebackend.volumes.placing import NodeSource, Source, State, state_of, xattrs_of
+from fusebackend.volumes.placing import NodeSource, Source, State, state_of
 from fusebackend.volumes.walk import entries
 
 _FIRST_OWN: Final = MAX_NODE + 1
@@ -247,7 +247,7 @@ class RecordedVolume(GivesPieces):
 
     def xattrs(self, node: int) -> Mapping[bytes, bytes]:
         state = self._state(node)
-        return xattrs_of(self._live, node) if state is None else state.xattrs
+        return self._live.xattrs(node) if state is None else state.xattrs
 
     def pieces(self, node: int) -> Iterator[tuple[int, bytes]]:
         """Read a file. An error, with a text for people, if its bytes are not known."""

@@ -23,7 +23,6 @@ from fusebackend.base.paths import ROOT, to_name
 from fusebackend.protocol import ROOT_NODE, Attr, Volume
 from fusebackend.trees.composed import NOT_THERE, WAY, ComposedTree, Places, Spot, Under
 from fusebackend.volumes.contents import opened
-from fusebackend.volumes.placing import xattrs_of
 from fusebackend.volumes.walk import Directories, below, vanishing
 
 if TYPE_CHECKING:
@@ -356,7 +355,7 @@ class LowerTree(ComposedTree):
     def xattrs(self, number: int) -> dict[bytes, bytes]:
         """Return the extended attributes."""
         found = unless((errno.ENOENT,), self.view_of, number)
-        return {} if found is None else xattrs_of(*found)
+        return {} if found is None else dict(found[0].xattrs(found[1]))
 
     def open(self, number: int) -> tuple[Volume, int]:
         """Open a file for reading; returns its volume, and the node to read and to release."""

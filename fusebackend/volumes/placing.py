@@ -30,7 +30,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Final, NamedTuple, Protocol
 
-from fusebackend.base.errors import NOT_TAKEN, UNREAD, VANISHED, oserror, unless
+from fusebackend.base.errors import NOT_TAKEN, VANISHED, oserror, unless
 from fusebackend.linux.holes import data_ranges
 from fusebackend.protocol import (
     RENAME_EXCHANGE,
@@ -66,23 +66,12 @@ _WRITE_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL
 
 
 def state_of(volume: Volume, attr: Attr) -> State:
-    """Return the state of a node of a volume. A volume without extended attributes has none to show."""
+    """Return the state of a node of a volume."""
     is_link = stat.S_ISLNK(attr.mode)
-    xattrs = {} if is_link else xattrs_of(volume, attr.node)
+    xattrs = {} if is_link else dict(volume.xattrs(attr.node))
     target = volume.readlink(attr.node) if is_link else b""
     return State(attr.mode, attr.uid, attr.gid, attr.rdev, attr.size, attr.nlink, attr.atime_ns, attr.mtime_ns, xattrs,
                  target)  # fmt: skip
-
-
-def xattrs_of(volume: Volume, node: int) -> dict[bytes, bytes]:
-    """Return the extended attributes of a node that this process may read."""
-    found: dict[bytes, bytes] = {}
-    names = unless(UNREAD, volume.listxattr, node) if volume.features.xattrs else None
-    for name in names or ():
-        value = unless(UNREAD, volume.getxattr, node, name)  # removed since, or not for this user
-        if value is not None:
-            found[name] = value
-    return found
 
 
 # -- sources -----------------------------------------------------------------------------------------------------
@@ -527,7 +516,7 @@ def _set_xattrs(volume: Volume, attr: Attr, wanted: dict[bytes, bytes]) -> bool:
     """Return True if the node has these extended attributes now, and no others."""
     if not volume.features.xattrs:
         return not wanted
-    there = xattrs_of(volume, attr.node)
+    there = volume.xattrs(attr.node)
     if there == wanted:
         return True
     if not attr.mode & stat.S_IWUSR:

@@ -519,6 +519,10 @@ class SqliteTree(TreeVolume):
 
     # -- storage: chunks ---------------------------------------------------------------------------------------
 
+    def peek(self, node: int, size: int) -> bytes:
+        with self.lock:
+            return self._get(self._inode(node), 0, size)
+
     def _chunk(self, node: int, index: int) -> Chunk | None:
         key = (node, index)
         chunk = self._dirty.chunks.get(key)
@@ -655,6 +659,10 @@ class SqliteTree(TreeVolume):
         return popped
 
     # -- storage: extended attributes --------------------------------------------------------------------------
+
+    def xattrs(self, node: int) -> Mapping[bytes, bytes]:
+        with self.lock:
+            return dict(self._xattrs(self._inode(node)))
 
     def _xattrs(self, inode: Inode) -> dict[bytes, bytes]:
         if inode.xattrs is None:

@@ -52,6 +52,19 @@ def elsewhere(code: str, *arguments: object) -> subprocess.CompletedProcess[str]
     return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
 
 
+def test_a_peek_moves_no_access_time(volume: SqliteVolume) -> None:
+    node = volume.mknod(ROOT_NODE, b"new", 0o100644, 0, ME).node
+    volume.open(node, os.O_RDWR)
+    volume.write(node, 0, b"some words")
+    volume.release(node, os.O_RDWR)
+    before = volume.getattr(node).atime_ns
+    assert volume.access_due(volume.getattr(node))
+    assert (volume.peek(node, 4), volume.peek(node, 100)) == (b"some", b"some words")
+    assert volume.getattr(node).atime_ns == before
+    volume.read(node, 0, 1)
+    assert volume.getattr(node).atime_ns > before
+
+
 def test_there_is_never_more_room_than_blocks(volume: SqliteVolume) -> None:
     """Also while pages that were freed are in the WAL alone, and the file itself is still small."""
     node = volume.create(ROOT_NODE, b"large", 0o644, os.O_RDWR, ME).node

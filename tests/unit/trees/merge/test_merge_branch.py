@@ -391,7 +391,7 @@ def give(volume: Volume, path: bytes, **attributes: int) -> None:
 
 def attributes_of(volume: Volume, path: bytes) -> tuple[object, ...]:
     attr = at(volume, path)
-    xattrs = {} if stat.S_ISLNK(attr.mode) else placing.xattrs_of(volume, attr.node)
+    xattrs = {} if stat.S_ISLNK(attr.mode) else volume.xattrs(attr.node)
     return stat.S_IMODE(attr.mode), attr.uid, xattrs
 
 
