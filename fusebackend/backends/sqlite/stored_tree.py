@@ -216,18 +216,16 @@ class DirtyBuffer(Delta):
             new_row: gives an unused number for a row of `chunk`.
             newest: which rows may be in a snapshot.
         """
+        cuts = [*self.cuts.items(), *((node, 0) for node in self.dead)]
         if newest.until:
-            cuts = [*self.cuts.items(), *((node, 0) for node in self.dead)]
             places = [*self.chunks, *self.patches]
             keep(db, newest, {*self.inodes, *self.xattrs, *self.dead}, self.names, places, cuts)
         # Chunks that a snapshot may have stay, without a place.
-        gone = "DELETE FROM chunk WHERE id IN (SELECT chunk FROM place WHERE chunk >= ? AND node = ?)"
-        db.executemany(gone, [(newest.chunk, node) for node in self.dead])
-        for table in ("inode", "place", "xattr", "unindexed"):
+        gone = "DELETE FROM chunk WHERE id IN (SELECT chunk FROM place WHERE chunk >= ? AND node = ? AND idx >= ?)"
+        db.executemany(gone, [(newest.chunk, *cut) for cut in cuts])
+        db.executemany("DELETE FROM place WHERE node = ? AND idx >= ?", cuts)
+        for table in ("inode", "xattr", "unindexed"):
             db.executemany(f"DELETE FROM {table} WHERE node = ?", [(node,) for node in self.dead])
-        cut = f"{gone[:-1]} AND idx >= ?)"
-        db.executemany(cut, [(newest.chunk, node, first) for node, first in self.cuts.items()])
-        db.executemany("DELETE FROM place WHERE node = ? AND idx >= ?", list(self.cuts.items()))
         names = [(parent, name, node) for parent, below in self.names.items() for name, node in below.items()]
         db.executemany("DELETE FROM dentry WHERE parent = ? AND name = ?", [row[:2] for row in names if row[2] is None])
         here = [row for row in names if row[2] is not None]
