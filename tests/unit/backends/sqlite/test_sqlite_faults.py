@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from eventually import eventually
 from nodes import ME, put
 
 from fusebackend.backends.sqlite import backend as sqlite
@@ -158,6 +159,21 @@ def test_the_thread_in_the_background_says_it_once_and_goes_on(
         os.sched_yield()
     assert check(tmp_path / "volume.db") == []
     volume.close()
+
+
+def test_what_is_changed_during_a_flush_is_flushed_soon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(flusher, "FLUSH_AFTER_S", 0.001)
+    write_back, left = SqliteVolume.write_back, list(range(20))
+
+    def beside(volume: SqliteVolume) -> None:
+        write_back(volume)
+        if left:
+            volume.mkdir(ROOT_NODE, b"%d" % left.pop(), 0o755, ME)
+
+    with contextlib.closing(SqliteVolume(tmp_path / "volume.db")) as volume:
+        monkeypatch.setattr(SqliteVolume, "write_back", beside)
+        volume.mkdir(ROOT_NODE, b"first", 0o755, ME)
+        eventually(lambda: not left and not volume._dirty)
 
 
 def test_closing_a_full_volume_is_an_error_and_keeps_what_was_synced(
