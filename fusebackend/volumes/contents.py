@@ -216,13 +216,14 @@ def write_pieces(volume: Volume, node: int, data: bytes | FileContents, start: i
         volume.flush(node)
 
 
-def overwrite(volume: Volume, node: int, data: bytes | FileContents, start: int = 0) -> None:
-    """Replace the contents of a file by `data`, from byte `start` on. In place: links and open handles see it."""
+def overwrite(volume: Volume, node: int, data: bytes | FileContents) -> None:
+    """Replace the contents of a file by `data`. In place: links and open handles see it."""
     with opened(volume, node, os.O_WRONLY):
-        _overwrite(volume, node, data, start)
+        _overwrite(volume, node, data)
 
 
-def _overwrite(volume: Volume, node: int, data: bytes | FileContents, start: int) -> None:
+def _overwrite(volume: Volume, node: int, data: bytes | FileContents, start: int = 0) -> None:
+    """`start`: the file has the bytes before this already."""
     size = volume.getattr(node).size
     if size > len(data):
         volume.setattr(node, AttrChanges(size=len(data)))
