@@ -49,6 +49,7 @@ __all__ = [
     "Caller",
     "Features",
     "Guard",
+    "KnowsXattrs",
     "Link",
     "NewFile",
     "Observer",
@@ -826,6 +827,22 @@ class Volume(abc.ABC):
                     callback(change)
                 except Exception:  # the change is made already
                     log.exception("a subscriber failed on %r", change)
+
+
+class KnowsXattrs(Volume):
+    """A volume that has the extended attributes of a node together: a single one, and their names, follow from them."""
+
+    @abc.abstractmethod
+    def xattrs(self, node: int) -> Mapping[bytes, bytes]: ...
+
+    def getxattr(self, node: int, name: bytes) -> bytes:
+        try:
+            return self.xattrs(node)[name]
+        except KeyError:
+            raise oserror(errno.ENODATA, name) from None
+
+    def listxattr(self, node: int) -> Sequence[bytes]:
+        return sorted(self.xattrs(node))
 
 
 @runtime_checkable

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import abc
 import errno
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
 from fusebackend.base.errors import oserror
 from fusebackend.base.recent import Recent
-from fusebackend.protocol import Attr, Features, Snapshot, StatFs, Volume
+from fusebackend.protocol import Attr, Features, KnowsXattrs, Snapshot, StatFs, Volume
 from fusebackend.volumes.damage import Damage
 from fusebackend.volumes.posix import TreeVolume
 from fusebackend.volumes.storage import ChunkCache, Inode
@@ -32,14 +32,11 @@ def _refuse(*_: object) -> Any:
 _REFUSED: Any = _refuse
 
 
-class GivesPieces(Volume):
+class GivesPieces(KnowsXattrs):
     """A volume whose files are read as a whole, and not opened."""
 
     def pieces(self, node: int) -> Iterator[tuple[int, bytes]]:
         """As `Source.pieces`."""
-        raise NotImplementedError
-
-    def xattrs(self, node: int) -> Mapping[bytes, bytes]:
         raise NotImplementedError
 
     def read(self, node: int, offset: int, size: int) -> bytes:
@@ -47,15 +44,6 @@ class GivesPieces(Volume):
 
     def statfs(self) -> StatFs:
         return StatFs(4096, 0, 0, 0, 0)
-
-    def listxattr(self, node: int) -> Sequence[bytes]:
-        return list(self.xattrs(node))
-
-    def getxattr(self, node: int, name: bytes) -> bytes:
-        try:
-            return self.xattrs(node)[name]
-        except KeyError:
-            raise oserror(errno.ENODATA, name) from None
 
 
 class LooksAhead(Volume):

@@ -28,9 +28,9 @@ from fusebackend.protocol import (
     Attr,
     AttrChanges,
     Caller,
+    KnowsXattrs,
     NewFile,
     Usage,
-    Volume,
     version_of_attr,
 )
 from fusebackend.volumes.quota import Quota, bytes_of_blocks, bytes_of_xattrs
@@ -67,7 +67,7 @@ def _within_range(time_ns: int) -> int:
     return max(TIME_MIN_NS, min(time_ns, TIME_MAX_NS))
 
 
-class TreeVolume(Volume):
+class TreeVolume(KnowsXattrs):
     """The rules, and the storage that they are over. See the module's docstring."""
 
     def __init__(self) -> None:
@@ -289,13 +289,6 @@ class TreeVolume(Volume):
             self._accessed(inode)
             return target
 
-    def getxattr(self, node: int, name: bytes) -> bytes:
-        with self.lock:
-            try:
-                return self._xattrs(self._inode(node))[name]
-            except KeyError:
-                raise oserror(errno.ENODATA, name) from None
-
     def setxattr(self, node: int, name: bytes, value: bytes) -> None:
         permissions, is_kept = self._said_by_acl(name, value) if name in acl.NAMES else (None, True)
         with self.lock:
@@ -315,9 +308,9 @@ class TreeVolume(Volume):
             raise oserror(errno.EINVAL, name) from None
         return (permissions, not is_minimal) if name == acl.ACCESS else (None, True)
 
-    def listxattr(self, node: int) -> Sequence[bytes]:
+    def xattrs(self, node: int) -> Mapping[bytes, bytes]:
         with self.lock:
-            return sorted(self._xattrs(self._inode(node)))
+            return dict(self._xattrs(self._inode(node)))
 
     def removexattr(self, node: int, name: bytes) -> None:
         with self.lock:

@@ -658,10 +658,6 @@ class SqliteTree(TreeVolume):
 
     # -- storage: extended attributes --------------------------------------------------------------------------
 
-    def xattrs(self, node: int) -> Mapping[bytes, bytes]:
-        with self.lock:
-            return dict(self._xattrs(self._inode(node)))
-
     def _xattrs(self, inode: Inode) -> dict[bytes, bytes]:
         if inode.xattrs is None:
             with sqlite_errors():

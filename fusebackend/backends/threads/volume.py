@@ -18,7 +18,7 @@ import os
 import stat
 import threading
 import time
-from collections.abc import Callable, Container, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Final, TypeVar, cast
 
@@ -42,9 +42,9 @@ from fusebackend.protocol import (
     Caller,
     Change,
     Features,
+    KnowsXattrs,
     Observer,
     StatFs,
-    Volume,
 )
 from fusebackend.remote.volume import STATFS as STATFS_OF_HEADS
 from fusebackend.remote.volume import RemoteVolume
@@ -104,7 +104,7 @@ class WritableHead:
         return attr
 
 
-class ThreadsVolume(Volume):
+class ThreadsVolume(KnowsXattrs):
     """See the module's docstring. `close` closes the database.
 
     Calls that read more than a few rows of a local database are made in threads: the others say `will_wait`.
@@ -287,16 +287,7 @@ class ThreadsVolume(Volume):
     def setattr(self, node: int, changes: AttrChanges) -> Attr:
         return self._write(RemoteVolume.setattr, node, changes)
 
-    def getxattr(self, node: int, name: bytes) -> bytes:
-        try:
-            return self._xattrs(node)[name]
-        except KeyError:
-            raise oserror(errno.ENODATA, name) from None
-
-    def listxattr(self, node: int) -> Sequence[bytes]:
-        return sorted(self._xattrs(node))
-
-    def _xattrs(self, node: int) -> dict[bytes, bytes]:
+    def xattrs(self, node: int) -> Mapping[bytes, bytes]:
         with self.lock:
             return {} if self._head(node) is not None else self._tree.nodes.get(node).xattrs()
 
