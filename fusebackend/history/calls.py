@@ -54,10 +54,13 @@ class OpenCall:
         key: of a session or a tool call: what it is found by.
         number: 0 before its first change.
         files: how the files are recorded that it has changed, by volume (`VolumeRecords`) and node.
+        is_shared: its changes may be those of several blocks of `inside`.
+        is_stamped: what it has left is in its records, so that nobody looks once more when it ends.
     """
 
     __slots__ = (
-        "actor", "began_s", "ended", "files", "id", "key", "kind", "last_s", "number", "title", "undoes", "users",
+        "actor", "began_s", "ended", "files", "id", "is_shared", "is_stamped", "key", "kind", "last_s", "number",
+        "title", "undoes", "users",
     )  # fmt: skip
 
     def __init__(
@@ -73,6 +76,8 @@ class OpenCall:
         self.users = 0
         self.began_s = self.last_s = 0.0
         self.ended = False
+        self.is_shared = False
+        self.is_stamped = False
         self.files: dict[Any, dict[int, int]] = {}
 
 
@@ -194,6 +199,7 @@ class Calls:
         outer = _inside.get()
         own = kind not in ("verb", "command")
         if outer is not None and not own:
+            outer.is_shared = True
             yield outer
             return
         call = self._tool(who, title) if who.call and not own else OpenCall(kind, title, who, undoes)
@@ -221,6 +227,7 @@ class Calls:
             if call is None:
                 call = self._quiet[key] = OpenCall("tool", title, actor, key=key)
             call.last_s = self._now_s()
+            call.is_shared = True
             return call
 
     def started(self, call: OpenCall, pid: int) -> Callable[[], None]:

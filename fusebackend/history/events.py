@@ -52,7 +52,7 @@ COLUMNS: Final = (
 SAID: Final = 14
 """So many columns are in the digest. Those after them can be forgotten."""
 
-CALL, NUMBER, PAYLOAD, TIME, ROUTE, PATH, NODE, SECRET = 1, 3, 5, 6, 7, 8, 9, 17
+CALL, NUMBER, PAYLOAD, TIME, ROUTE, PATH, NODE, TO_PATH, SECRET = 1, 3, 5, 6, 7, 8, 9, 10, 17
 
 SCHEMA: Final = """
 CREATE TABLE IF NOT EXISTS state (

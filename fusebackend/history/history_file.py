@@ -174,6 +174,12 @@ class Entry:
         return ("change", self.call, self.kind, self.number, *self.row)
 
     @property
+    def left_at(self) -> bytes:
+        """The path of the file after the change."""
+        event = (*self.event, None)  # it may end before the new path
+        return bytes(event[events.TO_PATH] or event[events.PATH])
+
+    @property
     def said(self) -> LogRow:
         """What a volume is to keep of it."""
         return self.number, encode((self.event, self.after, self.head))
@@ -839,23 +845,24 @@ class HistoryFile:
         where = f"WHERE number > ? AND number < ? AND {is_main} ORDER BY number LIMIT ?"
         return self._records(where, (number, last, *values, limit))
 
-    def unstamped(
-        self, call: int, after: int, limit: int, *, all_of_them: bool = False
-    ) -> list[tuple[int, AgentPath, bytes]]:
-        """Return the next records of a call that may get a stamp, and have none: number, prefix, the path to look at.
+    def unstamped(self, call: int, limit: int, *, all_of_them: bool = False) -> Iterator[tuple[int, AgentPath, bytes]]:
+        """Yield the records of a call that may get a stamp, and have none: number, prefix, the path to look at.
 
         Args:
-            after: with a higher number.
-            limit: at most so many.
+            limit: so many are read at a time.
             all_of_them: also those that have a stamp.
         """
         more = "" if all_of_them else "AND stamp_mode IS NULL"
-        rows = self._read(
+        statement = (
             "SELECT number, route, coalesce(to_path, path) FROM records "
-            f"WHERE call = ? AND number > ? AND kind != 'remove' {more} ORDER BY number LIMIT ?",
-            (call, after, limit),
+            f"WHERE call = ? AND number > ? AND kind != 'remove' {more} ORDER BY number LIMIT ?"
         )
-        return [(number, AgentPath(os.fsdecode(prefix)), path) for number, prefix, path in rows]
+        last, count = 0, limit
+        while count == limit:
+            rows = self._read(statement, (call, last, limit))
+            count = len(rows)
+            for last, prefix, path in rows:
+                yield last, AgentPath(os.fsdecode(prefix)), path
 
     def record(self, number: int) -> Record | None:
         """Return a record."""

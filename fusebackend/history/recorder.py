@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import itertools
 import logging
 import os
 import stat
@@ -58,6 +59,8 @@ once more after another call had changed them; the call has taken a name from it
 
 _OWN: Final[dict[RecordKind, int]] = {"create": MADE, "content": CONTENT, "attributes": ATTRIBUTES}
 """What a step has its call own of a file."""
+
+NOT_STAMPED: Final = "what a call has left can't be looked at"
 
 STAMPED: Final = 500
 """Records that are stamped at a time. A call may have 100,000: all of them at once would leave Python's heap large."""
@@ -271,8 +274,9 @@ class Recorder:
 
     def settle(self, call: OpenCall) -> None:
         """Stamp what a call has left, see `Record.after`. Called before it ends."""
-        with self.recording("what a call has left can't be looked at"):
-            self.stamp(call.number)
+        if not call.is_stamped:
+            with self.recording(NOT_STAMPED):
+                self.stamp(call.number)
         for records in tuple(call.files):
             records.end(call)
 
@@ -286,7 +290,7 @@ class Recorder:
     def settle_all(self) -> None:
         """Stamp what the calls that go on have left by now."""
         for call in self.calls.open():
-            with self.recording("what a call has left can't be looked at"):
+            with self.recording(NOT_STAMPED):
                 self.stamp(call.number, anew=True)
 
     def stamp(self, call: int, *, anew: bool = False) -> None:
@@ -296,20 +300,32 @@ class Recorder:
             anew: also of those with a stamp. An undo stamps the files that it makes: it changes none of them once more
                 without another record.
         """
-        last, made = 0, self._planned(call) if anew else ()
+        made = self._planned(call) if anew else ()
         planned = {each.number: each.after for each in made if each.after is not None}
+        self.stamp_records(self.history.unstamped(call, STAMPED, all_of_them=anew), planned, anew=anew)
+
+    def stamp_records(
+        self, records: Iterable[tuple[int, AgentPath, bytes]], planned: Mapping[int, Stamp], *, anew: bool
+    ) -> None:
+        """Set `after` of some records to the present state.
+
+        Args:
+            records: the number, the route and the path of each, as of `HistoryFile.unstamped`.
+            planned: what an undo makes, by their numbers.
+            anew: also where nothing is there.
+        """
+        left = iter(records)
         known: dict[AgentPath, Directories] = {}
-        while part := self.history.unstamped(call, last, STAMPED, all_of_them=anew):
-            last = part[-1][0]
+        while part := list(itertools.islice(left, STAMPED)):
             by_route: dict[AgentPath, list[tuple[int, bytes]]] = {}
             for number, prefix, path in part:
                 by_route.setdefault(prefix, []).append((number, path))
-            for prefix, records in by_route.items():
+            for prefix, places in by_route.items():
                 route = self.routes.get(prefix)
                 if route is not None:
                     directories = known.setdefault(prefix, Directories(route.volume))
                     with contextlib.suppress(OSError):  # it does not answer: these have no stamp
-                        stamps = route.executor.run("stat", partial(_stamps, directories, records))
+                        stamps = route.executor.run("stat", partial(_stamps, directories, places))
                         self.history.set_after(
                             {
                                 number: stamp
@@ -318,8 +334,6 @@ class Recorder:
                                 and (number not in planned or _is_as_planned(route.volume, stamp, planned[number]))
                             }
                         )
-            if len(part) < STAMPED:
-                break
 
     def _planned(self, call: int) -> list[Record]:
         """Return what an undo makes, by its records: some are there before their files. What is there instead, as after

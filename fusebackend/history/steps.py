@@ -33,8 +33,8 @@ from fusebackend.base.errors import VANISHED, unless
 from fusebackend.base.paths import AgentPath, PathError, normalise, to_name, to_text
 from fusebackend.history.calls import OpenCall
 from fusebackend.history.history_file import Entry
-from fusebackend.history.recorder import CONTENT, MADE, Recorder
-from fusebackend.history.records import Image, Kept, RecordKind
+from fusebackend.history.recorder import CONTENT, MADE, NOT_STAMPED, Recorder
+from fusebackend.history.records import Image, Kept, RecordKind, Stamp, stamp_of
 from fusebackend.protocol import STEP, Attr, Change, Changes, LogRow, SnapshotVolume, Volume
 from fusebackend.rules.ruled_volume import NODES
 from fusebackend.vfs.junctions import MountTree, Route
@@ -200,7 +200,8 @@ class _Recorded:
     # -- after -----------------------------------------------------------------------------------------------------
 
     def end(self, *, is_made: bool) -> None:
-        """Drop the records of unchanged files, and note new names.
+        """Drop the records of unchanged files, and note new names. What has been looked at for that is stamped, if this
+        is all of the call: the history's file then need not be asked what is left to look at.
 
         Args:
             is_made: the verb has worked.
@@ -214,11 +215,18 @@ class _Recorded:
                     found.route.executor.run("stat", compare)
             if is_made and is_rename and not isinstance(before[0].route.volume, SnapshotVolume):
                 before[0].route.executor.run("stat", partial(self._renamed, *before))
+            if not self._call.is_shared:
+                with self._recorder.recording(NOT_STAMPED):
+                    made = [(entry.number, key[1].prefix, entry.left_at) for key, entry in self._noted.items()
+                            if key not in self._pending]  # fmt: skip
+                    self._recorder.stamp_records(made, {}, anew=False)
+                    self._call.is_stamped = True
 
     def _compare(self, found: _Before, *, is_made: bool, is_rename: bool) -> None:
         how, call, recorder = found.how, self._call, self._recorder
         volume, prefix = found.route.volume, found.route.prefix
         records = recorder.of(volume)
+        stamps: dict[int, Stamp] = {}
         for number, (path, kept) in tuple(found.numbers.items()):
             now = find(volume, path)
             if now is not None and _is_same(now, kept) and (now.node == kept.node or _is_gone(volume, kept.node)):
@@ -226,12 +234,17 @@ class _Recorded:
                     records.disown(call, kept.node)
                 recorder.history.drop([number])
                 recorder.images.remove(kept.image)
-            elif how == "put" and now is not None and records.last.get(kept.node) is not call:
-                # Another call has changed it meanwhile, before this one or after it.
-                image = Image("lost", "two calls changed it at the same time")
-                lost, by = kept._replace(image=image), recorder.calls.number(call)
-                recorder.history.add(by, prefix, "content", to_name(path), lost, node=kept.node)
-                records.own(call, kept.node, CONTENT)
+            elif how == "put" and now is not None:
+                stamps[number] = stamp_of(now)
+                if records.last.get(kept.node) is not call:
+                    # Another call has changed it meanwhile, before this one or after it.
+                    image = Image("lost", "two calls changed it at the same time")
+                    lost, by = kept._replace(image=image), recorder.calls.number(call)
+                    again = recorder.history.add(by, prefix, "content", to_name(path), lost, node=kept.node)
+                    records.own(call, kept.node, CONTENT)
+                    stamps[again] = stamp_of(now)
+        if not call.is_shared:
+            recorder.history.set_after(stamps)
         if not isinstance(volume, SnapshotVolume):
             self._created(found, is_made=is_made, is_rename=is_rename)
 

@@ -16,8 +16,10 @@ from together import together
 
 from fusebackend.backends import CompositeBackend, FilesystemBackend, InMemoryBackend, SqliteBackend
 from fusebackend.base.paths import ROOT, AgentPath
+from fusebackend.history.records import stamp_of
 from fusebackend.history.steps import PathLocks, Steps
 from fusebackend.vfs.mounted_tree import FileSystem
+from fusebackend.volumes.walk import find
 
 DISK = AgentPath("/disk")
 
@@ -92,6 +94,7 @@ def test_a_verb(place, arguments, kinds):
     calls = place.history.calls()
     records = place.history.records(calls[0].number) if calls else []
     assert sorted(record.kind for record in records) == sorted(kinds)
+    require_stamps(place, records)
     after = {}
     for prefix, volume in place.volumes.items():
         replay = Replay(volume, place.history, place.images.path)
@@ -100,6 +103,35 @@ def test_a_verb(place, arguments, kinds):
     assert after == before
     if not kinds:
         assert [name for name in os.listdir(place.images.directory) if name != "0"] == []
+
+
+def require_stamps(place, records):
+    for record in records:
+        if record.kind != "remove":
+            there = find(place.volumes[record.prefix], os.fsdecode(record.to_path or record.path))
+            assert record.after == stamp_of(there), record
+
+
+@pytest.mark.parametrize("name", ["/file", "/new", "/disk/file", "/disk/new"])
+def test_a_verb_asks_the_file_of_the_history_for_nothing(place, monkeypatch, name):
+    """What it has left is stamped from what it has looked at: a transaction and a query took half of an edit."""
+    for path in ("/file", "/disk/file"):
+        place.backend.write(path, "one\n")
+    with monkeypatch.context() as patched:
+        patched.setattr(place.history, "_found", lambda *_: pytest.fail("it was asked"))
+        place.do(*(("write", name, "one\n") if name.endswith("new") else ("edit", name, "one", "two")))
+    (call,) = place.history.calls()
+    assert call.ended_ns is not None
+    require_stamps(place, place.history.records(call.number))
+
+
+def test_what_several_verbs_have_left_is_stamped_when_their_call_ends(place):
+    """The second one has no record of a file that the first one has changed."""
+    with place.recorder.calls.inside("verb", "both"):
+        place.do("write", "/new", "one\n")
+        place.do("edit", "/new", "one", "three")
+    (call,) = place.history.calls()
+    require_stamps(place, place.history.records(call.number))
 
 
 def test_a_change_by_another_call_meanwhile_is_a_conflict_for_both(place):
@@ -123,6 +155,7 @@ def test_a_change_by_another_call_meanwhile_is_a_conflict_for_both(place):
     (between,) = place.history.records(kernel.number)
     assert first.number < between.number < last.number
     assert last.image.place == "lost"
+    require_stamps(place, [first, last])
 
 
 @pytest.mark.parametrize("arguments", [("write", "/new/file", "x"), ("move", "/d/file", "/new/place")])
