@@ -133,17 +133,13 @@ class Images:
 
     def keep(self, volume: Volume, attr: Attr) -> Image:
         """Keep the bytes of a regular file, before it changes. An error is in the image, which is `lost` then."""
-        node, size, ctime_ns = attr.node, attr.size, attr.ctime_ns
+        node, size = attr.node, attr.size
         try:
             if size == 0:
                 return Image("file", "", node, b"")
-            if isinstance(volume, SnapshotVolume):
-                below = volume.kept_below(node)
-                if below is not None:
-                    return Image("snapshot", below, node)
-                found = self._in_snapshot(volume, node, size, ctime_ns) if volume.takes_snapshots else None
-                if found is not None:
-                    return found
+            name = self._in_snapshot(volume, attr) if isinstance(volume, SnapshotVolume) else None
+            if name is not None:
+                return Image("snapshot", name, node)
             room = self._why_no_room()
             if room:
                 return Image("lost", room, node)
@@ -164,17 +160,22 @@ class Images:
         data = volume.peek(node, RECORD_BYTES + 1)
         return data if len(data) <= RECORD_BYTES else None
 
-    def _in_snapshot(self, volume: SnapshotVolume, node: int, size: int, ctime_ns: int) -> Image | None:
-        newest = next((each for each in reversed(volume.snapshots()) if self._is_automatic(each.name)), None)
+    def _in_snapshot(self, volume: SnapshotVolume, attr: Attr) -> str | None:
+        """Return the name of the snapshot that has a file as it is now; None if there is none."""
+        if not volume.takes_snapshots:
+            return volume.kept_below(attr.node)
+        taken = volume.snapshots()
         # A change after a snapshot has a later ctime than that (`take_snapshot` of the volumes): the clock of both is
         # `base/stamps.py`. Not if the host's clock was set back since.
-        if newest is not None and ctime_ns < newest.time_ns <= time.time_ns():
-            return Image("snapshot", newest.name, node)
-        if size > COPIED_BYTES and self._snapshot_name is not None:
+        if taken and attr.ctime_ns < taken[-1].time_ns:
+            newest = next((each for each in reversed(taken) if self._is_automatic(each.name)), None)
+            if newest is not None and attr.ctime_ns < newest.time_ns <= time.time_ns():
+                return newest.name
+        if attr.size > COPIED_BYTES and self._snapshot_name is not None:
             name = self._snapshot_name()
             with contextlib.suppress(FileExistsError):
                 volume.take_snapshot(name)
-                return Image("snapshot", name, node)
+                return name
         return None
 
     def _cloned(self, volume: Volume, node: int, size: int) -> Image | None:
