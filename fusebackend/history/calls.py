@@ -35,6 +35,9 @@ from fusebackend.vfs.calls import request
 QUIET_S: Final = 2.0
 """A process session's call ends after so much time without a change."""
 
+TOGETHER_S: Final = 0.1
+"""Calls that may end within so short a time are ended together."""
+
 LONGEST_S: Final = 3600.0
 MOST_FILES: Final = 100_000
 """It ends after so long, or with so many files, in any case: a call is kept in memory while it goes on."""
@@ -325,8 +328,9 @@ class Calls:
         with self._guard:
             return [call for call, blocks in self._running.items() if blocks]
 
-    def end_quiet(self) -> None:
-        """End the calls of process sessions and of tools that were quiet for long enough. Called now and then."""
+    def end_quiet(self) -> float:
+        """End the calls of process sessions and of tools that were quiet for long enough. Called now and then; returns
+        the seconds after which the next one may be."""
         now_s = self._now_s()
         with self._guard:
             over = self._late
@@ -339,8 +343,10 @@ class Calls:
                     over.append(call)
             if not self._quiet:
                 self.opened.clear()
+            next_s = min((call.last_s for call in self._quiet.values() if not call.users), default=now_s) + QUIET_S
         for call in over:
             self.end(call)
+        return max(next_s - now_s, TOGETHER_S)
 
     def close(self) -> None:
         """End all calls."""

@@ -16,6 +16,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from fusebackend.base.paths import AgentPath, join
+from fusebackend.history.calls import QUIET_S
 from fusebackend.history.history_file import FILE_NAME, HistoryFile
 from fusebackend.history.images import Images
 from fusebackend.history.masking import LogOptions
@@ -33,9 +34,6 @@ log = logging.getLogger(__name__)
 
 KEPT_S: Final = 24 * 3600
 """Calls, their records and bytes are kept for so long after the call's end."""
-
-LOOK_S: Final = 0.5
-"""How often quiet calls are looked for, while there are calls."""
 
 CLEAN_S: Final = 60.0
 """How often old ones are deleted."""
@@ -222,13 +220,13 @@ class Recording:
     # -- what goes -------------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        clean_at_s = time.monotonic() + CLEAN_S
+        clean_at_s, wait_s = time.monotonic() + CLEAN_S, QUIET_S
         while not self._ending.is_set():  # `close` sets `opened`, and `end_quiet` may have cleared it since
             self.calls.opened.wait(CLEAN_S)
-            if self._ending.wait(LOOK_S):
+            if self._ending.wait(wait_s):
                 return
             try:
-                self.calls.end_quiet()
+                wait_s = self.calls.end_quiet()
                 if time.monotonic() >= clean_at_s:
                     clean_at_s = time.monotonic() + CLEAN_S
                     self.clean()

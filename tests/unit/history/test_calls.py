@@ -81,6 +81,20 @@ def test_a_session_is_one_call_until_it_is_quiet(calls, clock, history):
     assert (kept.kind, kept.title, kept.actor) == ("session", "prog -x", Actor(command="prog -x", uid=5, pid=10))
 
 
+def test_the_next_call_that_may_be_quiet_is_waited_for(calls, clock, history):
+    number = changed(calls, calls.of_process(process(calls, 10, session=10), 5))
+    clock.now += 0.5
+    changed(calls, calls.of_process(process(calls, 20, session=20), 5))
+    assert calls.end_quiet() == pytest.approx(QUIET_S - 0.5)
+    clock.now += QUIET_S - 0.45
+    assert calls.end_quiet() == pytest.approx(0.45)
+    assert history.call(number).ended_ns is not None
+    with calls.inside("verb", "write", Actor(agent="a", call="tool")):
+        clock.now += 1.0
+        assert calls.end_quiet() == pytest.approx(QUIET_S)
+    assert calls.end_quiet() == pytest.approx(QUIET_S)
+
+
 def test_another_user_in_a_session_has_a_call_of_their_own(calls):
     mine = calls.of_process(process(calls), 5)
     root = calls.of_process(process(calls, 11, uid=0), 0)  # of `sudo` in the same terminal

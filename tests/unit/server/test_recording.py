@@ -124,7 +124,7 @@ def test_it_ends_also_while_the_last_quiet_call_ends(recording, monkeypatch):
         calls.opened.clear()
         began.set()
         assert calls.opened.wait(60), "by `close`"
-        real()
+        return real()
 
     monkeypatch.setattr(calls, "end_quiet", end_quiet)
     calls.opened.set()
