@@ -410,10 +410,12 @@ class _PendingChange:
         return [self.entry.said]
 
     def _record(self, result: Any) -> Entry:
-        listener, recorder = self.listener, self.listener.recorder
+        recorder, path = self.listener.recorder, self.path or self.change.path
+        if path is None:
+            raise _unknown(self.change.name)
         return recorder.history.entry(
-            self.call.number or recorder.calls.number(self.call), listener.prefix, self.kind,
-            self.path or listener.path(self.change), self.kept, self.to_path, self.node or result.node, self.linked,
+            self.call.number or recorder.calls.number(self.call), self.listener.prefix, self.kind, path, self.kept,
+            self.to_path, self.node or result.node, self.linked,
         )  # fmt: skip
 
     def made(self, result: Any) -> None:
@@ -542,9 +544,9 @@ class HistoryListener(ChangeListener):
             self._take(change.ending, attr, replaced)
         if change.is_same_file:
             return None
-        path, to_path = self.path(change), change.to_path  # while it has the old one
-        if to_path is None:
-            raise LookupError(f"the path of {os.fsdecode(change.new_name)!r} is not known")
+        path, to_path = change.path, change.to_path  # while it has the old one
+        if path is None or to_path is None:
+            raise _unknown(change.name if path is None else change.new_name)
         pending = _PendingChange(self, change, call, "rename", node=attr.node, path=path, to_path=to_path)
         if replaced is not None and change.flags & RENAME_EXCHANGE:
             pending.kind = "exchange"
@@ -566,25 +568,16 @@ class HistoryListener(ChangeListener):
         if attr.nlink == 0:
             self.records.own(call, node, how)
             return None  # no name leads to it, so nothing can be taken back
-        path = self.path(change)
+        # An open file may have lost the name that is known.
+        path = change.path or self._moved.get(node) or change.door.names.last(change.door.route, node)
+        if path is None:
+            raise LookupError(f"the path of node {node} is not known")
         kind: RecordKind = "attributes" if how == ATTRIBUTES else "content"
         kept = self.records.keep(call, attr, kind)
         is_lost = change.path is None and node not in self._moved
         return _PendingChange(self, change, call, kind, kept, how, node, is_lost, path)
 
     # -- how -------------------------------------------------------------------------------------------------------
-
-    def path(self, change: DoorChange) -> bytes:
-        """Return the path of what a change is of. An open file may have lost the name that is known."""
-        path, node = change.path, change.node
-        if path is not None:
-            return path
-        if change.name:
-            raise LookupError(f"the path of {os.fsdecode(change.name)!r} is not known")
-        last = self._moved.get(node) or change.door.names.last(change.door.route, node)
-        if last is None:
-            raise LookupError(f"the path of node {node} is not known")
-        return last
 
     def _take(self, ending: contextlib.ExitStack, *attrs: Attr | None) -> None:
         """Wait for these files. Directories need none: what is in one has its row locked."""
@@ -606,6 +599,10 @@ class HistoryListener(ChangeListener):
         while len(self._moved) > MOST_MOVED:
             with contextlib.suppress(KeyError, RuntimeError):  # another thread does it
                 del self._moved[next(iter(self._moved))]
+
+
+def _unknown(name: bytes) -> LookupError:
+    return LookupError(f"the path of {os.fsdecode(name)!r} is not known")
 
 
 # -- unmade ------------------------------------------------------------------------------------------------------
