@@ -486,7 +486,7 @@ class HistoryListener(ChangeListener):
                 call = self._current()  # the one before may have ended meanwhile
                 if not self.follows(kind, node, call):
                     return
-        pending = self._pending(call, change)
+        pending = self._first(call, change) if is_of_file else self._pending(call, change)
         if is_of_file and pending is not None and not self._is_logged:
             # Before the change: what is read of the volume without its lock follows no change unseen.
             pending.made(None)
@@ -520,7 +520,7 @@ class HistoryListener(ChangeListener):
     # -- what is recorded ------------------------------------------------------------------------------------------
 
     def _pending(self, call: OpenCall, change: DoorChange) -> _PendingChange | None:
-        """Return the record that the change needs, with what it takes away."""
+        """Return the record that a change of names needs, with what it takes away."""
         match change.kind:
             case "create":
                 return _PendingChange(self, change, call, "create", own=MADE)
@@ -533,10 +533,8 @@ class HistoryListener(ChangeListener):
                 kept = self.records.keep(call, attr)
                 linked = self.records.part(call, kept)
                 return _PendingChange(self, change, call, "remove", kept, node=kept.node, linked=linked)
-            case "rename":
-                return self._renaming(call, change)
             case _:
-                return self._first(call, change)
+                return self._renaming(call, change)
 
     def _renaming(self, call: OpenCall, change: DoorChange) -> _PendingChange | None:
         attr, replaced = change.attr, change.replaced
