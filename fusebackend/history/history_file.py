@@ -382,10 +382,6 @@ class HistoryFile:
             self._open.add(number)
         return number
 
-    def note_call(self, kind: CallKind, title: str, actor: Actor) -> None:
-        """Keep a call that changes no file, and ends at once. `calls` has it if it is asked for those of such kinds."""
-        self.end_call(self.open_call(kind, title, actor))
-
     def end_call(self, number: int) -> None:
         """End a call. Twice is once."""
         with self._guard:

@@ -413,7 +413,7 @@ class Approvals:
 
     def _note(self, kind: Any, title: str, actor: Actor) -> None:
         if self._history is not None:
-            self._history.note_call(kind, title, actor)
+            self._history.end_call(self._history.open_call(kind, title, actor))  # it changes no file
 
     def _written(self) -> None:
         """Wait until the history's file has it. OSError: it can't be written."""
