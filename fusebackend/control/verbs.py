@@ -392,6 +392,11 @@ def _prune_threads(call: RunningCall, asked: Any) -> Any:
     return _pruned(call, asked, on_progress=tell)
 
 
+@_socket_verb(("wanted",), paths=(Annotated[list[str], msgspec.Meta(max_length=MAX_ITEMS)],))
+def _real_paths(call: RunningCall, asked: Any) -> list[str | None]:
+    return call.backend.real_paths(asked.paths)
+
+
 @_socket_verb(
     works=False,
     actor=(GivenActor | None, None),

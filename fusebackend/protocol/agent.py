@@ -218,13 +218,13 @@ class BackendProtocol(AwaitedFiles):
 
     # Where paths lead.
 
-    def real_paths(self, paths: list[str]) -> list[str | None]:
+    def real_paths(self, wanted: list[str]) -> list[str | None]:
         """Return where paths lead when every symbolic link on them is followed, as the other verbs follow them.
 
         None for a path that leads nowhere or out of its backend. An absent name has a path as well: what `write` would
         make. A backend without links gives the paths themselves.
         """
-        return list(paths)
+        return list(wanted)
 
     # The seeds' names.
 

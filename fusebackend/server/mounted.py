@@ -431,8 +431,8 @@ class MountedBackend(ServedMount):
         answer = self._reading("download_files", path, download, lambda why: FileDownloadResponse(path, error=why))
         return replace(answer, path=path)
 
-    def real_paths(self, paths: list[str]) -> list[str | None]:
-        return self._for(*paths).real_paths(paths)
+    def real_paths(self, wanted: list[str]) -> list[str | None]:
+        return self._for(*wanted).real_paths(wanted)
 
     def upload_from(self, path: str, file: IO[bytes], **when: Unpack[Conditions]) -> FileUploadResponse:
         """`upload_files` of one file, from an open file; see `CompositeBackend.upload_from`."""
