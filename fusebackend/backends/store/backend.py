@@ -13,8 +13,7 @@ nothing is hidden. A child namespace is another tree: give it a route of its own
 - No change of another program is overwritten unseen. `edit` and the mount replace only the version that they have read;
   after another program's change `edit` fails, and the mount answers as SEMANTICS.md says. In SQLite and PostgreSQL that
   holds between all programs, in one transaction; in other stores within this process, where another program can come
-  between the comparison and the put. A store that makes embeddings (`index=…`) counts as another store for writing, and
-  an SQLite database in memory altogether.
+  between the comparison and the put. A store that makes embeddings (`index=…`) counts as another store for writing.
 - `created_at` stays, `modified_at` is the time of the change, and an item's time to live begins anew, as the store is
   configured or else as the item had it.
 - Directories are parts of keys: there are no empty ones, and a directory goes with its last file.
@@ -623,7 +622,7 @@ def open_sqlite(url: Url) -> StoreBackend:
     if os.path.exists(url.rest) and not os.path.isfile(url.rest):
         raise UrlError(f"'{url.masked}': '{url.rest}' is not a file")
     with url_errors(url):
-        return _opened(url, SqliteStoreDatabase(url.rest, _sqlite_tables))
+        return _opened(url, SqliteStoreDatabase.of_file(url.rest, setup=_sqlite_tables))
 
 
 def _sqlite_tables(connection: Any) -> None:

@@ -104,7 +104,7 @@ class SearchedItems(Items):
     """See the module's docstring.
 
     Args:
-        in_memory: all of it is in this process.
+        in_memory: it is an `InMemoryStore`.
     """
 
     text_only = False

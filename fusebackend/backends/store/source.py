@@ -218,7 +218,7 @@ def _looks_like_a_store(given: Any) -> bool:
 
 
 def database_of(store: Any) -> StoreDatabase | None:
-    """The database of a store of LangGraph's own classes, to be queried directly; None for any other, and in memory.
+    """The database of a store of LangGraph's own classes, to be queried directly; None for any other.
 
     Raises:
         OSError: the database can't be opened.
@@ -237,8 +237,8 @@ def database_of(store: Any) -> StoreDatabase | None:
 def items_of(store: Any, database: StoreDatabase | None, namespace: tuple[str, ...], *, feed: bool = True) -> Items:
     """The items of a namespace. `database` is from `database_of`."""
     if database is None:
-        own = (("langgraph.store.memory", "InMemoryStore"), ("langgraph.store.sqlite", "SqliteStore"))
-        return SearchedItems(store, namespace, in_memory=any(_is_exactly(store, *name) for name in own))
+        in_memory = _is_exactly(store, "langgraph.store.memory", "InMemoryStore")
+        return SearchedItems(store, namespace, in_memory=in_memory)
     config = getattr(store, "ttl_config", None) or {}
     settings = Settings(
         embedding=store if getattr(store, "index_config", None) else None,

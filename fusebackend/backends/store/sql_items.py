@@ -99,6 +99,8 @@ class StoreDatabase(abc.ABC):
     """The table of a `SqliteStore` or `PostgresStore`."""
 
     dialect: StoreDialect
+    owned = True
+    """Its connections are its own."""
     openings = 0
     """Grows when another database has taken its place."""
 
@@ -148,6 +150,7 @@ class SqlItems(Items):
         super().__init__()
         self._database = database
         self._sql = database.dialect
+        self.durable = self.blocking = database.owned
         self.takes_nul = self._sql.takes_nul
         self._namespace = ".".join(namespace)
         self._settings = settings

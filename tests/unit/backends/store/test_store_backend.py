@@ -622,16 +622,18 @@ def test_what_is_shared_ends_with_the_store(tmp_path):
 # -- databases -------------------------------------------------------------------------------------------------
 
 
-def test_a_database_in_memory_is_asked_through_its_store():
+def test_a_database_in_memory_is_shared_with_the_store():
     connection = sqlite3.connect(":memory:", check_same_thread=False, isolation_level=None)
     store = SqliteStore(connection)
     with StoreBackend(store, namespace=NS) as backend:
         assert backend.write("/a", "x").error is None
         assert store.get(NS, "/a").value["content"] == "x"
         assert (backend.durable, backend.blocking) == (False, False)
+        before = backend.items.token()
         assert backend.edit("/a", "x", "y").error is None
+        assert backend.items.token() == before
         put(store, "/b")
-        assert [info["path"] for info in backend.ls("/").entries] == ["/a", "/b"]
+        assert backend.items.token() != before
     assert store.get(NS, "/a") is not None  # it is still open
     connection.close()
 
