@@ -533,8 +533,9 @@ class HistoryListener(ChangeListener):
                 kept = self.records.keep(call, attr)
                 linked = self.records.part(call, kept)
                 return _PendingChange(self, change, call, "remove", kept, node=kept.node, linked=linked)
-            case _:
+            case "rename":
                 return self._renaming(call, change)
+        raise AssertionError(f"no change of names: {change.kind}")
 
     def _renaming(self, call: OpenCall, change: DoorChange) -> _PendingChange | None:
         attr, replaced = change.attr, change.replaced
@@ -597,6 +598,11 @@ class HistoryListener(ChangeListener):
         while len(self._moved) > MOST_MOVED:
             with contextlib.suppress(KeyError, RuntimeError):  # another thread does it
                 del self._moved[next(iter(self._moved))]
+
+
+def asks_first(volume: Volume) -> bool:
+    """Return True for a volume that has the history written before a change of it is durable."""
+    return isinstance(volume, SnapshotVolume) and volume.before_commit is not None
 
 
 def _unknown(name: bytes) -> LookupError:

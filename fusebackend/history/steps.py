@@ -33,7 +33,7 @@ from fusebackend.base.errors import VANISHED, unless
 from fusebackend.base.paths import AgentPath, PathError, normalise, to_name, to_text
 from fusebackend.history.calls import OpenCall
 from fusebackend.history.history_file import Entry
-from fusebackend.history.recorder import CONTENT, MADE, NOT_STAMPED, Recorder
+from fusebackend.history.recorder import CONTENT, MADE, NOT_STAMPED, Recorder, asks_first
 from fusebackend.history.records import Image, Kept, RecordKind, Stamp, stamp_of
 from fusebackend.protocol import STEP, Attr, Change, Changes, LogRow, SnapshotVolume, Volume
 from fusebackend.rules.ruled_volume import NODES
@@ -217,10 +217,14 @@ class _Recorded:
                 before[0].route.executor.run("stat", partial(self._renamed, *before))
             if not self._call.is_shared:
                 with self._recorder.recording(NOT_STAMPED):
+                    pending = set(self._pending)
                     made = [(entry.number, key[1].prefix, entry.left_at) for key, entry in self._noted.items()
-                            if key not in self._pending]  # fmt: skip
+                            if key not in pending]  # fmt: skip
                     self._recorder.stamp_records(made, {}, anew=False)
                     self._call.is_stamped = True
+            changed = {found.route for found in before if found.numbers} | {key[1] for key in self._noted}
+            if not all(asks_first(each.volume) or each.prefix in self._recorder.logged for each in changed):
+                self._recorder.history.flush()
 
     def _compare(self, found: _Before, *, is_made: bool, is_rename: bool) -> None:
         how, call, recorder = found.how, self._call, self._recorder

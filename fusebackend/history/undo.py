@@ -28,7 +28,7 @@ from fusebackend.base.errors import oserror
 from fusebackend.base.paths import AgentPath, mount_path
 from fusebackend.history.calls import OpenCall
 from fusebackend.history.history_file import Filter
-from fusebackend.history.recorder import MADE, UNSURE, Recorder
+from fusebackend.history.recorder import MADE, UNSURE, Recorder, asks_first
 from fusebackend.history.records import Call, RecordKind, Stamp, stamp_of
 from fusebackend.history.undo_plan import Step, UndoPlan
 from fusebackend.protocol import (
@@ -36,7 +36,6 @@ from fusebackend.protocol import (
     RENAME_NOREPLACE,
     Attr,
     Changes,
-    SnapshotVolume,
     UndoneChange,
     UndoResult,
     Volume,
@@ -396,7 +395,7 @@ class _Making:
     ) -> None:
         volume = self._volumes[step.prefix]
         self._recorder.add_step(self._call, step.prefix, kind, volume, step.path, node, before, **fields)
-        if not _asks_first(volume):
+        if not asks_first(volume):
             self._recorder.history.require()
 
     def _new(self, volume: Volume, step: Step, changes: Changes) -> Placed:
@@ -461,15 +460,10 @@ class _Making:
         return attr
 
 
-def _asks_first(volume: Volume) -> bool:
-    """Return True for a volume that has the history written before a change of it is durable."""
-    return isinstance(volume, SnapshotVolume) and volume.before_commit is not None
-
-
 def _is_recorded_first(volume: Volume) -> bool:
     """Return True for a volume whose new names are recorded before they are made. Of a shared one each change is
     durable at once."""
-    return volume.features.shared or not _asks_first(volume)
+    return volume.features.shared or not asks_first(volume)
 
 
 def _size_of(step: Step) -> int:

@@ -23,6 +23,7 @@ import errno
 import logging
 import os
 import stat
+import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import closing
@@ -387,10 +388,13 @@ class RemoteFiles:
         return differs
 
     def store_all(self, entries: Iterable[Entry]) -> None:
-        """Store those that are not stored, and let go of those that are not open. Each is tried; the first error is
-        raised in the end."""
+        """Store those that are not stored, and let go of those that are not open. Each is tried, unless a remote that
+        takes one request at a time does not answer; the first error is raised in the end."""
+        is_away = threading.Event()
 
         def attempt(entry: Entry) -> OSError | None:
+            if is_away.is_set():
+                return None
             try:
                 with self._gate.passing(), entry.lock:
                     try:
@@ -399,6 +403,8 @@ class RemoteFiles:
                         self._let_go(entry)
             except OSError as error:
                 log.error("%s: /%s could not be stored: %s", self._remote.name, entry.key, error)
+                if self._width == 1 and error.errno in (errno.EIO, errno.ETIMEDOUT):
+                    is_away.set()  # each file would be waited for as long, with the volume's lock held
                 return error
             return None
 

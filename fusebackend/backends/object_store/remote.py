@@ -203,14 +203,14 @@ class Upload:
         """After an error: the object that is there, if this upload may have arrived all the same.
 
         A condition that failed may have failed because the same request, sent before, had succeeded. ESTALE when the
-        condition is lost for good: the object to be replaced is not there. Where it decides whether that is an earlier
-        upload of ours or a conflict, the answer is waited for, and none is an error.
+        condition is lost for good: the object to be replaced is not there. What is there decides between an upload of ours
+        and a conflict then: the answer is waited for, and none is an error.
         """
         if isinstance(error, FileNotFoundError) and self.if_match is not None:
             raise oserror(errno.ESTALE, self.key) from None
         if isinstance(error, FileNotFoundError) or errno_of(error) in _CERTAINLY_NOT:
             return None
-        decides = bool(self.tried) and errno_of(error) == errno.ESTALE
+        decides = errno_of(error) == errno.ESTALE
 
         def ask() -> GetResult:
             return obstore.get(self.bucket.store, self.key, options={"head": True})

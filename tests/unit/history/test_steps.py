@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import logging
 import os
+import sqlite3
 import threading
 from dataclasses import replace
 
@@ -123,6 +125,16 @@ def test_a_verb_asks_the_file_of_the_history_for_nothing(place, monkeypatch, nam
     (call,) = place.history.calls()
     assert call.ended_ns is not None
     require_stamps(place, place.history.records(call.number))
+
+
+@pytest.mark.parametrize(
+    "verb", [("edit", "/disk/file", "one", "two"), ("write", "/disk/new", "x"), ("delete", "/disk/file")]
+)
+def test_the_record_is_in_the_file_before_the_answer_where_no_commit_of_the_volume_has_it_written(place, verb):
+    place.backend.write("/disk/file", "one\n")
+    place.do(*verb)
+    with contextlib.closing(sqlite3.connect(place.history.path)) as others:
+        assert others.execute("SELECT count(*) FROM events WHERE event = 'change'").fetchone() == (1,)
 
 
 def test_what_several_verbs_have_left_is_stamped_when_their_call_ends(place):

@@ -243,6 +243,21 @@ def test_a_file_that_can_not_be_stored_keeps_none_from_it(caplog):
     assert "/a could not be stored" in caplog.text
 
 
+def test_a_backend_that_does_not_answer_is_waited_for_once(caplog):
+    class Away(DuckBackend):
+        def upload_files(self, files):
+            asked.append(files)
+            raise ConnectionError("no answer")
+
+    asked: list = []
+    volume = ForeignVolume(Away(), ttl_s=0)
+    for name in (b"a", b"b", b"c"):
+        volume.write(volume.create(ROOT_NODE, name, 0o644, RW, ME).node, 0, name)
+    asked.clear()
+    refused(errno.EIO, volume.sync)
+    assert len(asked) == 1
+
+
 def test_errors_of_the_backend_keep_their_code(volume, duck):
     duck.put("/f", b"x")
     node = node_at(volume, "/f")
