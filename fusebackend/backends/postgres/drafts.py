@@ -150,8 +150,8 @@ class Drafts:
                     self._pending[node] = draft
                     draft.due_at = time.monotonic() + DRAFT_S
                     if not self._keeps_time:
-                        self._keeps_time = True
                         threading.Thread(target=self._keep_time, name="fusebackend-drafts", daemon=True).start()
+                        self._keeps_time = True
             return (result,)
 
     def settle(self, node: int) -> None:
@@ -242,7 +242,8 @@ class Drafts:
                 if oldest is None:
                     self._keeps_time = False
                     return
-            self._ended.wait(max(0.0, oldest.due_at - time.monotonic()))  # most are stored meanwhile, by a close
+            if self._ended.wait(max(0.0, oldest.due_at - time.monotonic())):  # most are stored meanwhile, by a close
+                return  # `close` stores the rest, and its caller hears of an error
             try:
                 self.settle(oldest.shown.node)
             except OSError as error:

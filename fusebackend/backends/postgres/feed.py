@@ -339,7 +339,7 @@ class VolumeFeed:
         self._others = max(1, self._others)
         if word == "hello":
             self._surveyed_at = -SURVEY_S
-        elif self._others > 1:
+        elif word in ("wake", "busy") and self._others > 1:
             self._told_at = time.monotonic() + jitter.between(0, SPREAD * self._pause_s)
         if word == "busy":
             with contextlib.suppress(ValueError):  # not from us: any role of the database may send one

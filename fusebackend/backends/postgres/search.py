@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import errno
 import functools
+import itertools
 import logging
 import math
 import re
@@ -337,9 +338,11 @@ def like(part: str) -> str:
 #
 # `EntryWalk` finds the files that may hold a pattern. `text.py` alone defines lines, matches and text files.
 
+FILES_FIRST: Final = 32
 FILES_AHEAD: Final = 512
 BYTES_AHEAD: Final = 8 << 20
-"""Bounds of one query, and so of memory; a single file may have `LOCKED_BYTES`."""
+"""Bounds of one query, and so of memory; a single file may have `LOCKED_BYTES`. A search that stops early reads little:
+the first query is for a few files."""
 
 _CONTENTS = f"""
 SELECT inode.node, size, data
@@ -377,7 +380,11 @@ class ReadAhead(FileSearch):
         self._ahead: dict[int, bytes | None] = {}
 
     def __iter__(self) -> Iterator[tuple[str, Attr]]:
-        for files in by_size(super().__iter__(), self._size_of, FILES_AHEAD, BYTES_AHEAD):
+        found = super().__iter__()
+        for most in (FILES_FIRST, 4 * FILES_FIRST):
+            for files in by_size(itertools.islice(found, most), self._size_of, most, BYTES_AHEAD):
+                yield from self._readable(files)
+        for files in by_size(found, self._size_of, FILES_AHEAD, BYTES_AHEAD):
             yield from self._readable(files)
 
     def _size_of(self, found: tuple[str, Attr]) -> int:
@@ -405,7 +412,7 @@ class ReadAhead(FileSearch):
 # | `unindexed` | a node whose contents have | volume, node, changed_at (by the server's clock), change (the        |
 # |             | changed since its entry,   | transaction that did it), large: too large for an entry, so its row  |
 # |             | or that is too large       | stays                                                                |
-# | `entry`     | a text file                | volume, node, words: the distinct words (`trigram.words`) of its     |
+# | `entry`     | a file with text chunks    | volume, node, words: the distinct words (`trigram.words`) of its     |
 # |             |                            | chunks, with a space between them                                    |
 #
 # A trigger of `chunk` puts a node into `unindexed` in each transaction that changes its bytes. So a search by the
@@ -559,8 +566,8 @@ _TEXTS: Final = """
 SELECT node, string_agg(data, ''::bytea ORDER BY idx) FROM fusebackend.chunk
 WHERE volume = %s AND node = ANY(%s::bigint[]) GROUP BY node
 """
-"""Without holes: a file that has one is no text, and can't become one without a change of its chunks but by a cut that
-leaves all of them."""
+"""The chunks alone. A file with holes is no text, and yet may have an entry: a search reads the file before it finds
+anything in it."""
 _PUT: Final = """
 INSERT INTO fusebackend.entry (volume, node, words) SELECT %s::int, * FROM unnest(%s::bigint[], %s::text[])
 ON CONFLICT (volume, node) DO UPDATE SET words = excluded.words WHERE entry.words <> excluded.words
@@ -637,7 +644,7 @@ class SearchIndexer:
         return statements
 
     def _entries(self, connection: Connection[Any], nodes: list[int]) -> dict[int, str]:
-        """The entries of nodes; none for a file without text.
+        """The entries of nodes; none where the chunks are no text.
 
         The chunks are read after the rows of `unindexed`: a change in between is indexed now, and once more.
         """

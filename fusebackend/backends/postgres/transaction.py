@@ -54,6 +54,11 @@ WALKED_CHUNKS = 4
 """Chunks of the file at the end of a path that are fetched with it: an agent's file rarely has more."""
 
 
+def _first_cut(size: int) -> int:
+    """The first chunk that a file loses when it gets this size."""
+    return (size >> CHUNK_SHIFT) + bool(size & (CHUNK_BYTES - 1))
+
+
 def gone() -> OSError:
     return oserror(errno.ESTALE)
 
@@ -99,7 +104,7 @@ class Wanted:
     append: int = 0
     """The last chunk of this node."""
     cut: tuple[int, int] | None = None
-    """The chunk of a node that this size cuts off."""
+    """The blocks that a node loses when it gets this size."""
     walks: tuple[Walk, ...] = ()
     locks: bool = True
     """Whether rows are locked: not where they are only to find the way."""
@@ -161,6 +166,7 @@ class Transaction:
         self._chunks: dict[tuple[int, int], Chunk | None] = {}
         self._parents: dict[int, int] = {}
         self._empty: set[int] = set()  # directories that have no names in the table
+        self._freed: dict[tuple[int, int], int] = {}
         self.has_begun = False
         self._failure: BaseException | None = None  # the server would answer a commit with a rollback
         self._is_draft = False
@@ -234,6 +240,10 @@ class Transaction:
         if entries or not wanted.rename or self._moves_directory(wanted.entries):
             batch += [(statements.line(volume, node), self._parents.update) for node in wanted.line]
         batch += [(statement, self._take_chunks) for statement in self._chunks_for(wanted)]
+        if wanted.cut is not None:
+            node, first = wanted.cut[0], _first_cut(wanted.cut[1])
+            if not self._has_set(node) and self._known_blocks(node, first) is None:
+                batch.append((statements.freed(volume, node, first), lambda rows: self._take_freed(node, first, rows)))
         self._send(batch)
         if begins:
             self.newest = self._snapshots.of(self.connection, self._lock[0][1], self.ask)
@@ -341,6 +351,16 @@ class Transaction:
     def _has_set(self, node: int) -> bool:
         return any(other == node for other, _ in self._set_chunks)
 
+    def _known_blocks(self, node: int, first: int) -> int | None:
+        """The blocks of the chunks from `first` on, if all of them are in memory."""
+        if not (self._exclusive or node in self._locked) or node in self._cuts or node not in self._inodes:
+            return None
+        indices = range(first, self._last_chunk(node) + 1)
+        if len(indices) > len(self._chunks) or any((node, index) not in self._chunks for index in indices):
+            return None
+        chunks = [self._chunks[node, index] for index in indices]
+        return sum(allocated_blocks(len(chunk.data)) for chunk in chunks if chunk is not None)
+
     def _send(self, batch: Sequence[tuple[Statement, Callable[[Rows], None] | None]], *, ends: bool = False) -> None:
         """Send statements in one round trip. `ends`: a commit is among them."""
         if not batch:
@@ -411,6 +431,9 @@ class Transaction:
             self._made[node, index] = made
             if self._chunks.get((node, index)) is None:
                 self._chunks[node, index] = Chunk(bytes(size) if data is None else data)
+
+    def _take_freed(self, node: int, first: int, rows: Rows) -> None:
+        ((self._freed[node, first],),) = rows
 
     def begin_draft(self, created: StoredInode) -> None:
         """Begin with the changes of a draft. `commit` is an error of `REPEATABLE` if its row has another version.
@@ -536,18 +559,18 @@ class Transaction:
 
     def cut(self, node: int, first: int) -> int:
         """Forget chunks; returns the sum of their blocks."""
-        if first > self._last_chunk(node):
-            return 0
-        if node in self._cuts or self._has_set(node):
+        if self._cuts.get(node) is not None or self._has_set(node):
             self.flush()
-        if all((node, index) in self._chunks for index in range(first)):
-            left = [self._chunks[node, index] for index in range(first)]
-            freed = self._inodes[node].blocks - sum(allocated_blocks(len(chunk.data)) for chunk in left if chunk)
-        else:
-            ((freed,),) = self.ask(statements.freed(self._volume, node, first))
+        known = self._known_blocks(node, first)
+        if known is not None:
+            self._freed[node, first] = known
+        if (node, first) not in self._freed:
+            self._send([(statements.freed(self._volume, node, first), lambda c: self._take_freed(node, first, c))])
         for key in [key for key in self._chunks if key[0] == node and key[1] >= first]:
             del self._chunks[key]
-        self._cuts[node] = first
+        freed = self._freed.pop((node, first))
+        if freed:
+            self._cuts[node] = first
         return freed
 
     # -- writing -----------------------------------------------------------------------------------------------
@@ -563,6 +586,7 @@ class Transaction:
             self._chunks.pop(key, None)  # fetched again when they are needed: they were many
         for table in (self._changed, self._set_names, self._set_chunks, self._cuts, self.nameless):
             table.clear()
+        self._freed.clear()
         self._is_flushed = True
 
     def commit(self, notify: Callable[[Sequence[Change], Sequence[LogRow]], list[Statement]]) -> None:
@@ -580,7 +604,8 @@ class Transaction:
             if getattr(self._failure, "sqlstate", None) in REPEATABLE:
                 raise self._failure
             raise oserror(errno.EIO)
-        writing = [*self._writing(), *notify(self.changes, self.logged)]  # the first adds the changes
+        writing = self._writing()  # adds the changes
+        writing += notify(self.changes, self.logged)
         if self._guess:
             require_quiet(self.connection)
             writing = list(map(statements.if_guessed, writing))

@@ -11,9 +11,7 @@ import psycopg
 import pytest
 import skewed
 from eventually import eventually
-from for_each import for_each
 from postgres_hosts import ME, Host, sql
-from round_trips import Trips
 from together import together
 
 from fusebackend.backends.postgres import host_session as session
@@ -299,27 +297,6 @@ def test_many_files_are_changed_together_of_which_one_has_attributes(one: Host, 
         expected = [b"user.x"] if mode == 0o600 else []
         found = [two.lookup(ROOT_NODE, b"%d" % number).mode & 0o777 for number in range(6)]
         assert (found, two.listxattr(nodes[0]), two.listxattr(nodes[1])) == ([mode] * 6, expected, [])
-
-
-@for_each("at_once", [False, True])
-def test_a_file_that_is_cut_has_the_blocks_of_what_is_left(one: Host, trips: Trips, at_once: bool) -> None:
-    """Also of what one change has written and cuts again. A file that is emptied takes no further question."""
-    left = (
-        "SELECT coalesce(sum((length(data) + 4095) / 4096 * 8), 0)::int FROM fusebackend.chunk"
-        " WHERE volume = %s AND node = %s"
-    )
-    node = one.make(b"together" if at_once else b"one by one", b"x" * 300_000)
-    for size in (250_000, 65_536, 65_535, 5, 400_000, 131_073, 0, 70_000, 1, 0):
-        with one.changing() if at_once else contextlib.nullcontext():
-            one.setattr(node, AttrChanges(size=size))
-            one.write(node, size + 100_000, b"end")
-            one.setattr(node, AttrChanges(size=size + 66_000))
-        assert one.getattr(node).blocks == sql(one.conninfo, left, one.id, node)[0][0]
-        assert len(one.content(node)) == size + 66_000
-    one.settle()
-    assert trips(lambda: one.setattr(node, AttrChanges(size=10))) == 2
-    assert trips(lambda: one.setattr(node, AttrChanges(size=0))) == 2
-    assert (one.getattr(node).blocks, rows_of(one, node)) == (0, [1, 0, 0])
 
 
 def test_a_view_is_of_one_state(one: Host, two: Host) -> None:
