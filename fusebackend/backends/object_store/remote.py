@@ -202,9 +202,9 @@ class Upload:
     def _there_after(self, error: BaseException) -> GetResult | None:
         """After an error: the object that is there, if this upload may have arrived all the same.
 
-        A condition that failed may have failed because the same request, sent before, had succeeded. What is there decides
-        between that and a conflict: the answer is waited for, and none is an error. ESTALE when the condition is lost
-        for good: the object to be replaced is not there.
+        A condition that failed may have failed because the same request, sent before, had succeeded. What is there
+        decides between that and a conflict: the answer is waited for, and none is an error. ESTALE when the condition is
+        lost for good: the object to be replaced is not there.
         """
         if isinstance(error, FileNotFoundError) and self.if_match is not None:
             raise oserror(errno.ESTALE, self.key) from None
