@@ -118,12 +118,14 @@ class Verb(Declared, Generic[R]):
         A class with a method `meant` returns by that the error to tell for one that was raised."""
 
         def decorated(method: Callable[P, R]) -> Callable[P, R]:
+            signature = inspect.signature(method)
+
             @functools.wraps(method)
             def answered(*args: P.args, **options: P.kwargs) -> R:
                 try:
                     return method(*args, **options)
                 except Refusal as error:
-                    given = inspect.signature(method).bind(*args, **options)
+                    given = signature.bind(*args, **options)
                     given.apply_defaults()
                     paths = [value for name, value in given.arguments.items() if name in PATHS]
                     meant: Callable[[Exception], Exception] | None = getattr(args[0], "meant", None)

@@ -118,10 +118,10 @@ def conditions_of(
 
 def options_of(conditions: Sequence[Conditions]) -> dict[str, Any]:
     """Return the keyword arguments of `upload_files` for the conditions of each file: none without any condition."""
-    if not any(any(when.values()) for when in conditions):
-        return {}
     versions = [when.get("if_version") for when in conditions]
-    return {"if_version": versions, "if_absent": [when.get("if_absent", False) for when in conditions]}
+    absent = [when.get("if_absent", False) for when in conditions]
+    is_asked = any(version is not None or flag for version, flag in zip(versions, absent, strict=True))
+    return {"if_version": versions, "if_absent": absent} if is_asked else {}
 
 
 class Digest:

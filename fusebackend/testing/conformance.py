@@ -519,7 +519,6 @@ EDITS: list[tuple[tuple[str, ...], str, tuple[Any, ...], str | None, int | str]]
     ((), "text", ("nothing", "x"), None, ""),
     (("reads_records",), "text", ("", "x"), None, ""),
     (("preserves_crlf",), "one\r\ntwo\r\nthree\r\n", ("one\ntwo", "1\n2\n2b"), "1\r\n2\r\n2b\r\nthree\r\n", 1),
-    (("preserves_crlf",), "one\r\ntwo\nthree\r\n", ("two", "2"), "one\r\n2\nthree\r\n", 1),
 ]
 """What a backend must declare, the text of a file, an edit, and the text after it with the number of occurrences; None
 for an error, with a part of it."""
@@ -573,6 +572,12 @@ class EditingCases(Case):
 
     def test_edit_of_a_missing_file_names_it(self, b: Probe) -> None:
         assert b.edit("/none.txt", "a", "b").error == "Error: File '/none.txt' not found"
+
+    @needs("preserves_crlf")
+    def test_edit_of_one_mixed_line_leaves_the_others(self, b: Probe) -> None:
+        b.put("/mixed.txt", "one\r\ntwo\nthree\r\n")
+        assert b.edit("/mixed.txt", "two", "2").error is None
+        assert b.bytes_of("/mixed.txt") == b"one\r\n2\nthree\r\n"
 
     @needs("preserves_crlf", "reads_records")
     def test_edit_takes_what_read_shows(self, b: Probe) -> None:

@@ -28,8 +28,8 @@ VARIABLE = "FUSEBACKEND_TEST_STALL"
 
 CALLS = frozenset({
     "lookup", "readdir", "mknod", "mkdir", "symlink", "link", "unlink", "rmdir", "rename", "getattr", "setattr",
-    "readlink", "getxattr", "setxattr", "listxattr", "removexattr", "create", "open", "read", "write", "fsync",
-    "release", "statfs", "sync",
+    "readlink", "getxattr", "setxattr", "listxattr", "xattrs", "removexattr", "create", "open", "read", "peek", "write",
+    "fsync", "release", "statfs", "sync",
 })  # fmt: skip
 
 

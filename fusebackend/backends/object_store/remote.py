@@ -203,8 +203,8 @@ class Upload:
         """After an error: the object that is there, if this upload may have arrived all the same.
 
         A condition that failed may have failed because the same request, sent before, had succeeded. What is there
-        decides between that and a conflict: the answer is waited for, and none is an error. ESTALE when the condition is
-        lost for good: the object to be replaced is not there.
+        decides between that and a conflict: the answer is waited for, and none is an error. ESTALE when the condition
+        is lost for good: the object to be replaced is not there.
         """
         if isinstance(error, FileNotFoundError) and self.if_match is not None:
             raise oserror(errno.ESTALE, self.key) from None

@@ -368,7 +368,7 @@ class SqliteVolume(SqliteTree, SnapshotVolume):
             with sqlite_errors():
                 self._snapshots.delete(name)
             self._commits += 1
-        self._flusher.wake()
+        self._flusher.wake_workers()
 
     def snapshot(self, name: str) -> Volume:
         with self.lock:

@@ -26,7 +26,8 @@ FLUSH_AFTER_S = 0.5
 """How long a change may wait in memory."""
 
 WORK_AFTER_S = 2.0
-"""The workers are due so long after a flush: the index takes no file before that (`index.QUIET_S`)."""
+"""The workers are due so long after a flush: the index takes no file before that (`index.QUIET_S`). After the
+deletion of a snapshot they are due at once, for its rows are room on a full disk."""
 
 CHECKPOINT_BYTES = schema.WAL_KEPT_BYTES
 """A longer WAL is moved into the file in the background."""
@@ -93,6 +94,7 @@ class Flusher:
         self._wal_fd = wal_fd
         self._workers = workers
         self._failing = False
+        self._is_work_due = False
         self._connection: sqlite3.Connection | None = None
         self._changes_waiting = threading.Event()
         self._stopping = threading.Event()
@@ -105,6 +107,11 @@ class Flusher:
         """There are changes to be written."""
         if not self._changes_waiting.is_set():  # cheaper than setting it again at every change
             self._changes_waiting.set()
+
+    def wake_workers(self) -> None:
+        """The workers have something to do, without the pause after a flush."""
+        self._is_work_due = True
+        self._changes_waiting.set()
 
     def stop(self) -> None:
         """End the thread; the caller flushes changes that are left."""
@@ -127,6 +134,9 @@ class Flusher:
                 if flush_at is not None and time.monotonic() >= flush_at:
                     self._write_on()
                     flush_at = None
+                    if self._is_work_due:
+                        self._is_work_due = False
+                        work_at = time.monotonic()
                     work_at = work_at or time.monotonic() + WORK_AFTER_S
                 if work_at is not None and time.monotonic() >= work_at:
                     if others.share() > BUSY_SHARE and time.monotonic() < work_by:
@@ -150,14 +160,21 @@ class Flusher:
         self._changes_waiting.clear()  # first: what is changed during the flush waits for the next one
         try:
             self._flush()
-            self._keep_short()
         except Exception as error:  # the thread goes on, or nothing would be written again
-            if not self._failing:
-                log.error("changes wait in memory, the volume file can't take them: %s", error)
-            self._failing = True
+            self._tell("changes wait in memory, the volume file can't take them", error)
             self._changes_waiting.set()
+            return
+        try:
+            self._keep_short()
+        except Exception as error:  # tried again after the next flush
+            self._tell("the volume file can't take what is in its WAL", error)
         else:
             self._failing = False
+
+    def _tell(self, what: str, error: Exception) -> None:
+        if not self._failing:
+            log.error("%s: %s", what, error)
+        self._failing = True
 
     def _work(self) -> float | None:
         """Have each worker do a portion; gives when the next ones are due."""

@@ -475,18 +475,21 @@ class Listing(Iterator[bytes]):
 
 class DirectoryCases(Case):
     def test_entries_carry_type_and_inode(self, d: Path, file: Path) -> None:
-        (d / "dir").mkdir()
+        made = [file, d / "dir"]
+        made[1].mkdir()
         if self.features.symlinks:
-            os.symlink("dir", d / "link")
+            made.append(d / "link")
+            os.symlink("dir", made[-1])
         if self.features.special_files:
-            os.mkfifo(d / "fifo")
+            made.append(d / "fifo")
+            os.mkfifo(made[-1])
         with os.scandir(d) as entries:
             seen = {
                 entry.name: (entry.is_dir(follow_symlinks=False), entry.is_file(follow_symlinks=False),
                              entry.is_symlink(), entry.inode())
                 for entry in entries
             }  # fmt: skip
-        found = {path.name: path.lstat() for path in d.iterdir()}
+        found = {path.name: path.lstat() for path in made}
         assert seen == {
             name: (stat.S_ISDIR(it.st_mode), stat.S_ISREG(it.st_mode), stat.S_ISLNK(it.st_mode), it.st_ino)
             for name, it in found.items()

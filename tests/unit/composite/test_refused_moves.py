@@ -563,7 +563,7 @@ def test_each_call_of_a_volume_has_the_deadline_of_its_route(rules: Rules) -> No
 
 CALLS = (
     "lookup", "readdir", "getattr", "setattr", "mknod", "mkdir", "symlink", "link", "unlink", "rmdir", "rename",
-    "create", "open", "read", "next_data", "write", "release", "getxattr", "setxattr", "listxattr",
+    "create", "open", "read", "next_data", "write", "release", "getxattr", "setxattr", "listxattr", "xattrs", "peek",
     "removexattr", "sync",
 )  # fmt: skip
 

@@ -48,6 +48,7 @@ class TestNumbered(BackendConformance):
     any_name = byte_exact = False
     # Numbered lines lose the line ends that these are about.
     test_grep_splits_lines_at_newlines_alone = test_edit_of_one_mixed_line_leaves_the_others = None
+    test_edit_takes_what_read_shows = test_a_line_has_the_number_that_grep_gives_it = None
     test_windows_put_together_are_the_file = test_white_space_alone_has_no_window_and_a_reminder = None
     test_crlf_is_lf_in_the_window_and_stays_in_the_file = None
 

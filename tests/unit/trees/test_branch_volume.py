@@ -14,20 +14,24 @@ from typing import ClassVar, cast
 
 import failing
 import hypothesis
+import obstore
 import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, precondition, rule
 from nodes import node_at, overwrite, put
+from obstore.store import MemoryStore
 from profiles import examples
 
 from fusebackend.backends.directory.volume import DirectoryVolume
 from fusebackend.backends.memory import InMemorySnapshot, InMemoryVolume
+from fusebackend.backends.object_store.remote import BucketRemote
 from fusebackend.backends.sqlite import backend as sqlite
 from fusebackend.backends.sqlite import flusher, stored_tree
 from fusebackend.backends.sqlite.backend import SqliteVolume
 from fusebackend.base import budget
 from fusebackend.base.paths import ROOT
-from fusebackend.protocol import AttrChanges, Volume
+from fusebackend.protocol import ROOT_NODE, AttrChanges, Volume
+from fusebackend.remote.volume import RemoteVolume
 from fusebackend.testing.branches import BranchCases, BranchMachine, branch_over
 from fusebackend.testing.posix.case import refused
 from fusebackend.trees import branch_volume
@@ -287,3 +291,14 @@ def test_a_write_that_is_cancelled_before_it_begins_copies_nothing_up(tmp_path: 
         assert not branch.has_own_bytes(node) and not branch.is_own(node)
         branch.write(node, 0, b"above")
         assert branch.read(node, 0, 200) == b"above"
+
+
+def test_a_look_at_the_bytes_finds_what_the_lower_file_has_by_now(tmp_path: Path) -> None:
+    store = MemoryStore()
+    obstore.put(store, "file", b"short")
+    with contextlib.closing(
+        branch_over(tmp_path / "b.db", {ROOT: RemoteVolume(BucketRemote(store), ttl_s=60)})
+    ) as branch:
+        node = branch.lookup(ROOT_NODE, b"file").node
+        obstore.put(store, "file", b"longer by now")
+        assert branch.peek(node, 100) == b"longer by now"
