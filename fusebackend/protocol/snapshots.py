@@ -112,8 +112,8 @@ class SnapshotVolume(Volume):
     def snapshot(self, name: str) -> Volume:
         """Return a snapshot as a read-only volume; the same one for the same snapshot.
 
-        Its nodes are the nodes that the volume had then, and stay without `hold`. Every change is EROFS, reads move no
-        access times. After `delete_snapshot` each call is ESTALE. It ends with the volume: `close` is not to be called.
+        Its nodes are the nodes that the volume had then. Every change is EROFS, reads move no access times. After
+        `delete_snapshot` each call is ESTALE. It ends with the volume: `close` is not to be called.
 
         Raises:
             FileNotFoundError: there is none of that name.

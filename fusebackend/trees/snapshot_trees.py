@@ -242,6 +242,21 @@ class SnapshotTrees(Volume):
         if view is not None:  # else the snapshot was deleted meanwhile
             view[0].release(view[1], flags)
 
+    def hold(self, node: int) -> None:
+        with contextlib.suppress(OSError):  # the root, or a snapshot that was deleted meanwhile
+            tree, route, inner = self._decoded(node)
+            if route in tree.views:
+                tree.views[route].hold(inner)
+
+    def forget(self, nodes: Iterable[int]) -> None:
+        for node in nodes:
+            try:
+                tree, route, inner = self._decoded(node)
+            except OSError:
+                continue  # deleted meanwhile, or the root
+            if route in tree.views:
+                tree.views[route].forget([inner])
+
     def statfs(self) -> StatFs:
         return StatFs(BLOCK_BYTES, 0, 0, 0, 0)
 

@@ -257,6 +257,7 @@ def test_below_a_deleted_snapshot_all_is_estale() -> None:
     write(volumes[ROOT], "/d/file", "x")
     snapshots.create("one")
     kept = [at(trees, path).node for path in ("one", "one/d", "one/d/file", "one/a", "one/a/b")]
+    trees.hold(kept[2])
     trees.open(kept[2], os.O_RDONLY)
     snapshots.delete(["one"])
     for node in kept:
@@ -265,6 +266,7 @@ def test_below_a_deleted_snapshot_all_is_estale() -> None:
         refused(errno.ESTALE, trees.readdir, node, b"", 1)
     refused(errno.ESTALE, trees.read, kept[2], 0, 1)
     trees.release(kept[2], os.O_RDONLY)
+    trees.forget(kept)
     snapshots.create("one")
     assert not {at(trees, path).node for path in ("one", "one/d", "one/d/file")} & set(kept)
     refused(errno.ESTALE, trees.getattr, kept[0])
