@@ -115,8 +115,11 @@ class MountHistory:
         Raises:
             ValueError, OSError: as `call`; ENOTSUP, the call has changed several branches, and nothing else.
         """
+        beside = self._recorder.beside
+        if not beside:
+            return None
         changed = self._file.changed_routes(self.call(name).number)
-        if not changed or changed - self._recorder.beside.keys():
+        if not changed or changed - beside.keys():
             return None
         names = sorted(paths.split(prefix)[-1].decode("utf-8", "surrogateescape") for prefix in changed)
         if len(names) > 1:

@@ -212,7 +212,7 @@ class MountedBackend(ServedMount):
         self._merges = Merges(main, own)
         directories = [str(each.cwd) for each in parts if isinstance(each, FilesystemBackend)]
         self._checkouts = Checkouts(branches, [*([self.mountpoint] if self.is_mounted else []), *directories])
-        self._restores = branches.past = Restores(main, self._states)
+        self._restores = branches.past = Restores(main, self._states, self._began_ns)
         self._moves = MoveJournal(self.backend, branches.journal(MOVES_JOURNAL))
         self.backend.note_hidden = self._moves.note
         self._automatic.is_read = lambda name: name in self._past.read or name in self._restores.read
@@ -845,7 +845,10 @@ class MountedBackend(ServedMount):
         """The states that there are now."""
         taken = {each.name: each.time_ns for each in self.snapshots()}
         opened = {name: branch.created_ns for name, branch in self._branches.opened.items()}
-        return Refs(taken, opened)
+        return Refs(taken, opened, began_ns=self._began_ns)
+
+    def _began_ns(self, call: str) -> int:
+        return self._past.call(call).began_ns
 
     def undo(
         self,

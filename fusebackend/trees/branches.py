@@ -227,10 +227,9 @@ class Branches:
     def _made(self, name: str, ref: str | None) -> BranchVolume:
         if ref is not None and ref in self.names:
             return self._copied(name, ref)
+        if ref is not None and self.past is not None and (inside := self.past.branch_of(ref)) is not None:
+            return self._copied(name, inside, Ref(ref, self.past.began_ns(ref), is_call=True))
         frozen, past = self._state(ref)
-        inside = None if past is None or self.past is None else self.past.states.branch_of(past)
-        if inside is not None:
-            return self._copied(name, inside, past)
         if frozen is None and self._snapshots.volumes:
             frozen = self._taken(name)
         routes = self._routes(frozen)
@@ -290,7 +289,7 @@ class Branches:
         if ref is None:
             return None, None
         taken = {each.name: each.info.time_ns for each in self._snapshots.all()}
-        refs = Refs(taken)
+        refs = Refs(taken, began_ns=None if self.past is None else self.past.began_ns)
         moment = None if ref in taken else refs.moment(ref)
         if moment is None:
             found = refs.one(ref)

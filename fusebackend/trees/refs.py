@@ -14,7 +14,7 @@ snapshot's name is looked for first. `now` is `main`. `A..B` is a pair; a side t
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import date, datetime, time, timedelta, tzinfo
 from operator import itemgetter
 from typing import Final, NamedTuple
@@ -44,7 +44,7 @@ class Ref(NamedTuple):
 
     Attributes:
         name: the snapshot's, the branch's or the call's, or `main`.
-        time_ns: when it was taken or made; None for `main`, and for a call.
+        time_ns: when it was taken, made or begun; None for `main`.
         is_branch: it is a branch.
         is_call: it is the state before a call.
         is_recorded: it is the state at a time, from the records of the history. `Refs` names none.
@@ -58,7 +58,7 @@ class Ref(NamedTuple):
 
     @property
     def is_main(self) -> bool:
-        return self.time_ns is None and not self.is_call
+        return self.time_ns is None
 
 
 MAIN_REF: Final = Ref(MAIN, None)
@@ -70,6 +70,7 @@ class Refs:
     Args:
         snapshots: all of them, when they were taken, by their names.
         branches: all of them, when they were made, by their names.
+        began_ns: returns when a call began, by its name. Raises `RefError` if there is no such call.
         now: the time of the question, with its zone; None for the present.
         zone: the zone of times without one; None for the local zone.
     """
@@ -79,6 +80,7 @@ class Refs:
         snapshots: Mapping[str, int],
         branches: Mapping[str, int] | None = None,
         *,
+        began_ns: Callable[[str], int] | None = None,
         now: datetime | None = None,
         zone: tzinfo | None = None,
     ) -> None:
@@ -87,6 +89,7 @@ class Refs:
         self._by_name |= {name: Ref(name, time_ns) for name, time_ns in self._snapshots}
         self._now = (datetime.now().astimezone() if now is None else now).astimezone(zone)
         self._zone = zone
+        self._began_ns = began_ns
 
     def is_ref(self, text: str) -> bool:
         """Return True for a name that is there, for a time, a call, and for a pair of these; not for the path `..`."""
@@ -107,13 +110,13 @@ class Refs:
         return Ref(*self._snapshots[-1])
 
     def one(self, text: str) -> Ref:
-        """Return the state that a REF names. Raises `RefError`. Whether there is such a call, the history knows."""
+        """Return the state that a REF names. Raises `RefError`."""
         if text in self._by_name:
             return self._by_name[text]
         if self.is_present(text):
             return MAIN_REF
-        if is_call_name(text):
-            return Ref(text, None, is_call=True)
+        if is_call_name(text) and self._began_ns is not None:
+            return Ref(text, self._began_ns(text), is_call=True)
         moment = self.moment(text)
         if moment is None:
             raise RefError(f"no snapshot '{text}'; {self._those()}")

@@ -27,6 +27,7 @@ from typing import TypeAlias
 
 from fusebackend.base.paths import ROOT, AgentPath, normalise, to_name, to_text
 from fusebackend.base.relative_paths import above, is_below, join, split
+from fusebackend.history.records import is_call_name
 from fusebackend.protocol import Features, RestoreResult, UndoConflict, UndoneChange, Volume
 from fusebackend.trees.branch_volume import UNFINISHED, BranchVolume
 from fusebackend.trees.merge.pairs import Pairs
@@ -52,13 +53,15 @@ class Restores:
 
     Attributes:
         read: the names of the snapshots that a restore reads now.
+        began_ns: returns when a call began. OSError: ENOENT, there is none of that name; ENOTSUP, there is no history.
     """
 
-    def __init__(self, main: MainTree, states: States) -> None:
+    def __init__(self, main: MainTree, states: States, began_ns: Callable[[str], int]) -> None:
         self.read: Collection[str] = ()
         self._main = main
         self._guard = threading.Lock()
-        self.states = states
+        self.began_ns = began_ns
+        self._states = states
         self._journal = main.branches.journal(JOURNAL)
 
     def restore(
@@ -82,7 +85,7 @@ class Restores:
         left_alone: set[str] = set()
 
         def plan() -> tuple[MountState, MergePlan, bool]:
-            state, main = self.states.at(ref, [source for source, _ in pairs]), self.states.at(MAIN_REF)
+            state, main = self._states.at(ref, [source for source, _ in pairs]), self._states.at(MAIN_REF)
             left_alone.update(state.lacking(sources))
             found = _plan(state.tree, main.tree, ref.name, pairs, to is None, frozenset(self._main.covered()))
             return state, found, state.is_overtaken
@@ -112,6 +115,14 @@ class Restores:
         """True if there is a history, which knows states before the present."""
         return self._main.recorder is not None
 
+    def branch_of(self, call: str) -> str | None:
+        """Return the branch whose state the one before a call is; None for that of the mount, and for what is no call.
+
+        Raises:
+            OSError: ENOENT, there is no call of that name; ENOTSUP, it has changed several branches alone.
+        """
+        return self._states.branch_of(Ref(call, 0, is_call=True)) if self.is_kept and is_call_name(call) else None
+
     def put_back(self, ref: Ref, prefixes: Collection[AgentPath], base: BranchVolume) -> None:
         """Make a branch's base, which is over the present state or over a snapshot, what some routes were in a state
         that the history knows.
@@ -124,7 +135,7 @@ class Restores:
         volumes = {ROOT: base}
 
         def plan() -> tuple[MountState, MergePlan, bool]:
-            state = self.states.at(ref, [to_name(prefix).strip(b"/") for prefix in prefixes])
+            state = self._states.at(ref, [to_name(prefix).strip(b"/") for prefix in prefixes])
             pairs = [(path, path) for path in state.touched(prefixes)]
             there = MergeTree(volumes, volumes, base.key_of)
             found = _plan(state.tree, there, ref.name, pairs, True, (), removes=True)

@@ -87,12 +87,7 @@ class States:
         self._branch_of = branch_of
 
     def branch_of(self, ref: Ref) -> str | None:
-        """Return the branch whose state this is: the present one, or that before a call. None for one of the mount.
-
-        Raises:
-            OSError: ENOENT, there is no such call; ENOTSUP, it has changed several branches alone, or there is no
-                history.
-        """
+        """Return the branch whose state this is: the present one, or that before a call. None for one of the mount."""
         return ref.name if ref.is_branch else self._branch_of(ref.name) if ref.is_call else None
 
     def at(self, ref: Ref, paths: Sequence[bytes] = (b"",)) -> MountState:

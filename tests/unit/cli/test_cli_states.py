@@ -231,8 +231,6 @@ def test_what_there_is_none_of_and_what_does_not_go_together(command: Command, f
         (1, "'monday' is no call; calls have names such as 'c42'", ["undo", "monday"]),
         (1, no_call, ["log", "c999"]),
         (1, no_call, ["diff", "c999"]),
-        (1, no_call, ["diff", "c999..main"]),
-        (1, no_call, ["branch", "create", "of-a-call", "--from", "c999"]),
         (1, f"{call} has not changed '/f'", ["diff", call, "--", "/f"]),
         (1, no_call, ["restore", "/f", "--from", "c999"]),
         (1, "no snapshot 'gone'; there are: before", ["diff", "gone"]),

@@ -80,7 +80,7 @@ class Scene:
         self._snapshots = Snapshots(self.volumes)
         source = Source(directory, before)
         states = States(self.volumes, self._snapshots, source)
-        self._restores = Restores(MainTree(source, self.volumes, tuple, None, lambda: covered), states)
+        self._restores = Restores(MainTree(source, self.volumes, tuple, None, lambda: covered), states, len)
 
     def take(self) -> None:
         self._snapshots.create("before")
