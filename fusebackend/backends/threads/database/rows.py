@@ -14,6 +14,7 @@ import abc
 import datetime
 import errno
 import re
+import uuid
 from collections import Counter
 from collections.abc import Callable, Container, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -312,5 +313,11 @@ def iso_ms(time_ns: int) -> str:
 
 def _ticks_of(checkpoint: str) -> int | None:
     """The time in a UUID of version 6; None for any other text."""
-    fields = _UUID6.fullmatch(checkpoint)  # `UUID` takes five times as long
-    return None if fields is None else int("".join(fields.groups()), 16)
+    usual = _UUID6.fullmatch(checkpoint)  # `UUID` takes five times as long, and takes more forms
+    if usual is not None:
+        return int("".join(usual.groups()), 16)
+    try:
+        fields = uuid.UUID(checkpoint)
+    except ValueError:
+        return None
+    return (fields.int >> 80) << 12 | (fields.int >> 64 & 0xFFF) if fields.version == 6 else None
