@@ -503,6 +503,16 @@ class Change(msgspec.Struct, frozen=True, omit_defaults=True):
     """Of `read`."""
 
 
+def change_of(data: bytes) -> Change:
+    """Return the arguments in a request. Earlier programs kept conditions as lists, with a place for each path."""
+    given = unpacked(dict[str, Any], data)
+    if isinstance(given.get("if_version"), list):
+        pairs = zip(given.pop("if_version"), given.pop("if_absent"), strict=True)
+        conditions = [Conditions(if_version=version, if_absent=absent) for version, absent in pairs]
+        given |= {"conditions": conditions} if "contents" in given else conditions[0]
+    return msgspec.convert(given, Change)
+
+
 class InterruptedVerbs:
     """Asks for the verbs that views interrupt, and makes those that were approved. Any thread.
 
@@ -650,7 +660,7 @@ class InterruptedVerbs:
         """Return the arguments of a request. CanNotBeMade: they were forgotten."""
         if request.change is None:
             raise CanNotBeMade("its change was forgotten")
-        return unpacked(Change, request.change)
+        return change_of(request.change)
 
     def face(self, request: Request) -> Any:
         """Return what makes the verb of a request, after a comparison with what it was asked for.
@@ -705,7 +715,7 @@ class InterruptedVerbs:
         is decided, what was asked is compared with nothing."""
         if request.change is None:
             return ""
-        change = unpacked(Change, request.change)
+        change = change_of(request.change)
         asked = request.asked
         if asked.verb == "execute":
             given = "" if not change.stdin else f"standard input:\n{change.stdin.decode('utf-8', 'replace')}"

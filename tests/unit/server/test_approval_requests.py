@@ -23,7 +23,7 @@ from fusebackend.history.requests import ApprovalOptions, Asked, Request, packed
 from fusebackend.linux.command import Command
 from fusebackend.protocol import Actor, ExecuteResponse
 from fusebackend.server import approvals
-from fusebackend.server.approvals import Approvals, CanNotAsk, CanNotBeMade, Change, InterruptedVerbs
+from fusebackend.server.approvals import Approvals, CanNotAsk, CanNotBeMade, Change, InterruptedVerbs, change_of
 
 BY = Actor(uid=0, pid=1)
 DAY_NS = 24 * 3600 * 10**9
@@ -109,12 +109,28 @@ def test_what_can_not_be_made_says_why(make: Callable[..., Any], reason: str) ->
     assert [(each.state, each.reason) for each in found.list()] == [("failed", reason)]
 
 
-def test_bytes_and_conditions_of_a_request_are_kept() -> None:
-    change = Change(
-        contents=[b"a", b"\xff"], conditions=[{"if_absent": True}, {"if_version": "v1", "if_absent": False}]
-    )
-    found = Request(1, asking(), b"", packed(change))
+@pytest.mark.parametrize(
+    ("kept", "change"),
+    [
+        ({"content": "x", "if_version": [None], "if_absent": [True]}, Change(content="x", if_absent=True)),
+        (
+            {"old_string": "a", "new_string": "b", "if_version": ["v1"], "if_absent": [False]},
+            Change(old_string="a", new_string="b", if_version="v1"),
+        ),
+        (
+            {"contents": ["YQ==", "Yg=="], "if_version": [None, "v1"], "if_absent": [True, False]},
+            Change(
+                contents=[b"a", b"b"],
+                conditions=[{"if_version": None, "if_absent": True}, {"if_version": "v1", "if_absent": False}],
+            ),
+        ),
+        ({"content": "x"}, Change(content="x")),
+    ],
+)
+def test_conditions_of_earlier_programs_are_read(kept: dict[str, Any], change: Change) -> None:
+    found = Request(1, asking(), b"", packed(kept))
     assert InterruptedVerbs(Approvals(), SimpleNamespace(), SimpleNamespace()).arguments(found) == change  # type: ignore[arg-type]
+    assert change_of(packed(change)) == change
 
 
 def test_a_command_that_begins_by_an_approval_is_cancelled_with_its_caller_and_takes_none_of_its_memory() -> None:
