@@ -278,6 +278,7 @@ class Calls:
                 oldest = next(iter(self._named))
                 del self._named[oldest]
                 self._late.append(oldest)
+                self.opened.set()
             self._found.clear()
         for each in before:
             self.end(each)
@@ -300,9 +301,10 @@ class Calls:
             with self._guard:
                 if call.number == 0:
                     call.number = self._history.open_call(call.kind, call.title, call.actor, call.undoes)
-                    self.opened.set()
                     if call.ended:
                         self._late.append(call)
+                    if call.ended or call.key is not None:
+                        self.opened.set()
         return call.number
 
     def end(self, call: OpenCall) -> None:

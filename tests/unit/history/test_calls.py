@@ -95,6 +95,19 @@ def test_the_next_call_that_may_be_quiet_is_waited_for(calls, clock, history):
     assert calls.end_quiet() == pytest.approx(QUIET_S)
 
 
+def test_a_call_that_ends_with_its_block_wakes_nobody(calls):
+    with calls.inside("verb", "edit") as verb:
+        changed(calls, verb)
+    with calls.inside("verb", "write") as late:
+        pass
+    assert not calls.opened.is_set()
+    changed(calls, late)  # a slow volume was still at work
+    assert calls.opened.is_set()
+    assert calls.end_quiet() and not calls.opened.is_set()
+    changed(calls, calls.of_process(process(calls, 10, session=10), 5))
+    assert calls.opened.is_set(), "nobody else ends that of a session"
+
+
 def test_another_user_in_a_session_has_a_call_of_their_own(calls):
     mine = calls.of_process(process(calls), 5)
     root = calls.of_process(process(calls, 11, uid=0), 0)  # of `sudo` in the same terminal
