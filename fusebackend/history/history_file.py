@@ -127,6 +127,12 @@ _RECORDS: Final = (
     "image_node, secret, stamp, identity"
 )
 
+_IS_BY: Final = (
+    "(? IN (said(payload, 1), said(payload, 2), said(payload, 3), said(payload, 4)) "
+    "OR CAST(said(payload, 5) AS TEXT) = ?)"
+)
+"""By the words of its actor, which follow the title of a call."""
+
 _CHANGED: Final = "EXISTS (SELECT 1 FROM records WHERE records.call = calls.number AND {0})"  # not after `drop`
 _SHOWN: Final = f"({_CHANGED} OR kind IN ({', '.join(map(repr, requests.LOGGED))}))"
 
@@ -751,8 +757,8 @@ class HistoryFile:
         ended = wanted.ended_after_ns is not None
         conditions = [
             (True, (_SHOWN if wanted.with_requests else _CHANGED).format(is_main), values),
-            (wanted.by, f"(? IN ({_said(1, 2, 3, 4)}) OR CAST({_said(5)} AS TEXT) = ?)", [by, by]),
-            (wanted.thread, f"{_said(2)} = ?", [sqlite.bound(wanted.thread)]),
+            (wanted.by, _IS_BY, [by, by]),
+            (wanted.thread, "said(payload, 2) = ?", [sqlite.bound(wanted.thread)]),
             (wanted.first is not None, "calls.number >= ?", [wanted.first]),
             (wanted.since_ns is not None, "coalesce(ended_ns, ?) >= ?", [1 << 62, wanted.since_ns]),
             (wanted.until_ns is not None, "began_ns < ?", [wanted.until_ns]),
@@ -1271,11 +1277,6 @@ def _set_aside(path: str) -> str:
 
 def _text(value: Any) -> Any:
     return value.decode("utf-8", "surrogateescape") if isinstance(value, bytes) else value
-
-
-def _said(*places: int) -> str:
-    """Return the SQL of what the begin of a call says: its title, and then the words of its actor."""
-    return ", ".join(f"said(payload, {place})" for place in places)
 
 
 def _word(payload: bytes, place: int) -> Any:
