@@ -146,19 +146,14 @@ class Images:
             if size > MAX_FILE_BYTES:
                 why = f"larger than {MAX_FILE_BYTES >> 20} MiB"
                 return self._cloned(volume, node, size) or Image("lost", why, node)
-            data = self._read(volume, node) if size <= RECORD_BYTES else None
-            if data is None:
-                return self._copied(volume, node, size)
-            self.size_bytes += len(data)
-            return Image("file", "", node, data)
+            if size <= RECORD_BYTES:
+                data = volume.peek(node, RECORD_BYTES + 1)
+                if len(data) <= RECORD_BYTES:  # it has not grown
+                    self.size_bytes += len(data)
+                    return Image("file", "", node, data)
+            return self._copied(volume, node, size)
         except OSError as error:
             return Image("lost", error.strerror or str(error), node)
-
-    @staticmethod
-    def _read(volume: Volume, node: int) -> bytes | None:
-        """Return the bytes of a small file; None if it has grown."""
-        data = volume.peek(node, RECORD_BYTES + 1)
-        return data if len(data) <= RECORD_BYTES else None
 
     def _in_snapshot(self, volume: SnapshotVolume, attr: Attr) -> str | None:
         """Return the name of the snapshot that has a file as it is now; None if there is none."""
