@@ -234,8 +234,10 @@ class DirtyBuffer(Delta):
             "INSERT OR REPLACE INTO inode VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
             [row_of(inode) for inode in self.inodes.values()],
         )
-        self._write_chunks(db, new_row, newest.chunk)
-        self._write_patches(db, new_row, newest.chunk)
+        if self.chunks:
+            self._write_chunks(db, new_row, newest.chunk)
+        if self.patches:
+            self._write_patches(db, new_row, newest.chunk)
         now = time.time_ns()
         db.executemany("INSERT OR REPLACE INTO unindexed VALUES (?, ?)", [(node, now) for node in self.contents])
         for node, inode in self.xattrs.items():
