@@ -23,6 +23,7 @@ from typing import Literal, TypeAlias
 
 from fusebackend import urls
 from fusebackend.base import xdg
+from fusebackend.base.context import closing
 from fusebackend.base.deadline import GivenUp, within
 from fusebackend.base.extras import EXTRA_OF, is_installed
 from fusebackend.base.paths import ROOT
@@ -493,15 +494,13 @@ def _file(url: Url, what: str) -> Iterable[Finding]:
         fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     except OSError as failure:
         return [error(what, f"'{path}' can't be written: {failure.strerror}", f"chmod u+rw {path}, or another user")]
-    try:
+    with closing(fd):
         head = os.pread(fd, len(SQLITE_MAGIC), 0)
         if head and head != SQLITE_MAGIC:
             return [error(what, f"'{path}' is no SQLite file", "choose another path")]
         if url.scheme == "sqlite" and _is_locked(fd):
             why = f"'{path}' is in use by another fusebackend"
             return [warning(what, why, "'fusebackend status' shows what is mounted; unmount that first")]
-    finally:
-        os.close(fd)
     return [room if room.verdict != "ok" else ok(what, "the file can be used")]
 
 

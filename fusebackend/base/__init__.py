@@ -21,7 +21,7 @@ git_patch.py     the difference of two files, as `git apply` takes it
 xdg.py           the user's directories for data, state and caches
 extras.py        which extra brings which module
 budget.py        how long a call may go on, and whether it was cancelled
-context.py       context variables that are set for a block
+context.py       context variables that are set for a block, descriptors that are open for one
 deadline.py      calls that may never return
 awaiting.py      a blocking verb, awaited under asyncio or trio
 caller.py        the task that awaits

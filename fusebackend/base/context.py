@@ -1,8 +1,9 @@
-"""`during`: a context variable with another value for the length of a block."""
+"""What holds for the length of a block: `during`, a context variable with another value; `closing`, a descriptor."""
 
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Iterator
 from contextvars import ContextVar
 from typing import Any, TypeVar
@@ -19,3 +20,12 @@ def during(variable: ContextVar[Any], value: V) -> Iterator[V]:
         yield value
     finally:
         variable.reset(token)
+
+
+@contextlib.contextmanager
+def closing(descriptor: int) -> Iterator[int]:
+    """Close a file descriptor at the end of a block, which gets it."""
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)

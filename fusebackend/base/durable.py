@@ -5,6 +5,8 @@ from __future__ import annotations
 import functools
 import os
 
+from fusebackend.base.context import closing
+
 
 def replace_file(path: str, data: bytes, *, new: str = "", mode: int = 0o600) -> None:
     """Put a file with these bytes in the place of another one, or of none.
@@ -30,8 +32,5 @@ def put_in_place(new: str, path: str) -> None:
 
 def sync_directory(path: str) -> None:
     """Make the names in a directory durable: that of a new file is not, after a sync of the file (fsync(2))."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
+    with closing(os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)) as descriptor:
         os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

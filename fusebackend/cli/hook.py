@@ -273,8 +273,7 @@ def _replace(path: Path, content: bytes, *, like: Path) -> None:
     try:
         replace_file(str(path), content, new=new, mode=mode)
     except BaseException:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(new)
+        Path(new).unlink(missing_ok=True)
         raise
 
 

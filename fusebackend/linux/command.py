@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from typing import IO, Literal, TypeAlias
 
 from fusebackend.base import budget
+from fusebackend.base.context import closing
 from fusebackend.base.lines import split_lines
 from fusebackend.protocol import ExecuteResponse
 
@@ -214,33 +215,33 @@ class StartedProcess:
 
         The process is neither killed nor reaped: the caller does that, for the whole group.
         """
-        ended = os.pidfd_open(self._process.pid)
-        with _cancellation() as cancelled, selectors.DefaultSelector() as selector:
-            try:
-                selector.register(ended, selectors.EVENT_READ)
-                selector.register(cancelled, selectors.EVENT_READ)
-                for stream in (self.stdout, self.stderr):
-                    selector.register(stream.pipe, selectors.EVENT_READ, stream)
-                if self._input is not None:
-                    selector.register(self._input.pipe, selectors.EVENT_WRITE, self._input)
-                while (left_s := deadline - time.monotonic()) > 0:
-                    if stopped is not None:
-                        if stopped():
-                            return End.STOP
-                        left_s = min(left_s, STOP_POLL_S)
-                    ready = [key for key, _ in selector.select(left_s)]
-                    if any(key.fd == cancelled for key in ready):
+        with (
+            _cancellation() as cancelled,
+            selectors.DefaultSelector() as selector,
+            closing(os.pidfd_open(self._process.pid)) as ended,
+        ):
+            selector.register(ended, selectors.EVENT_READ)
+            selector.register(cancelled, selectors.EVENT_READ)
+            for stream in (self.stdout, self.stderr):
+                selector.register(stream.pipe, selectors.EVENT_READ, stream)
+            if self._input is not None:
+                selector.register(self._input.pipe, selectors.EVENT_WRITE, self._input)
+            while (left_s := deadline - time.monotonic()) > 0:
+                if stopped is not None:
+                    if stopped():
                         return End.STOP
-                    if any(key.fd == ended for key in ready):
-                        return End.EXIT
-                    for key in ready:
-                        if not key.data.take():
-                            selector.unregister(key.fileobj)
-                            if key.data is self._input:
-                                self._input.pipe.close()
-                return End.TIME_OUT
-            finally:
-                os.close(ended)
+                    left_s = min(left_s, STOP_POLL_S)
+                ready = [key for key, _ in selector.select(left_s)]
+                if any(key.fd == cancelled for key in ready):
+                    return End.STOP
+                if any(key.fd == ended for key in ready):
+                    return End.EXIT
+                for key in ready:
+                    if not key.data.take():
+                        selector.unregister(key.fileobj)
+                        if key.data is self._input:
+                            self._input.pipe.close()
+            return End.TIME_OUT
 
     def drain(self) -> None:
         """Read what is left after the end."""
@@ -251,12 +252,11 @@ class StartedProcess:
 @contextlib.contextmanager
 def _cancellation() -> Iterator[int]:
     """A descriptor that can be read as soon as the caller no longer waits."""
-    woken = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-    try:
-        with budget.current().waking(lambda: os.eventfd_write(woken, 1)):
-            yield woken
-    finally:
-        os.close(woken)
+    with (
+        closing(os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)) as woken,
+        budget.current().waking(lambda: os.eventfd_write(woken, 1)),
+    ):
+        yield woken
 
 
 def output(stdout: Kept, stderr: Kept, max_bytes: int) -> tuple[str, bool]:

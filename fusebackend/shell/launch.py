@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Self
 
+from fusebackend.base.context import closing
 from fusebackend.base.deadline import is_readable
 from fusebackend.base.errors import unless
 from fusebackend.base.lines import split_lines
@@ -185,7 +186,7 @@ class Sandboxed(Launch):
             changes = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         except FileNotFoundError:
             return False
-        try:
+        with closing(changes):
             poll = select.poll()
             poll.register(changes, select.POLLPRI)
             poll.register(self._first, select.POLLIN)  # its end
@@ -205,8 +206,6 @@ class Sandboxed(Launch):
                     return False
                 if changes not in happened:
                     poll.poll(min(left_s, POLL_S) * 1000)
-        finally:
-            os.close(changes)
 
     def _refuse_others(self, found: list[MountEntry]) -> None:
         """Look twice, because this machine may have mounted something since bwrap began."""

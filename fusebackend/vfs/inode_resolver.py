@@ -103,8 +103,8 @@ class InodeResolver:
         known_as = [
             inode_number(route.index, bits) for route in family for bits in (VARIANTS if route.is_ruled else (0,))
         ]
-        are_unknown = self.inodes.are_unknown
-        return [node for node in nodes if are_unknown([number | node & mask for number in known_as])]
+        known = self.inodes.get
+        return [node for node in nodes if not any(known(number | node & mask) for number in known_as)]
 
     async def place(self, inode: int, make: bool = False) -> tuple[Route, int]:
         """The route and node of an inode. ENOENT for a synthesised directory, unless `make` may make it real."""

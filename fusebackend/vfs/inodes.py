@@ -105,10 +105,6 @@ class InodeTable:
     def __len__(self) -> int:
         return len(self._known)
 
-    def are_unknown(self, inodes: Iterable[int]) -> bool:
-        """Return True if the kernel knows none of these."""
-        return self._known.keys().isdisjoint(inodes)
-
     def records(self) -> list[tuple[int, KnownInode]]:
         """Every known inode with its record."""
         return list(self._known.items())

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import abc
 import errno
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -68,6 +68,7 @@ class FrozenTree(TreeVolume, LooksAhead):
     unlink, rmdir, rename = Volume.unlink, Volume.rmdir, Volume.rename
     setattr, setxattr, removexattr, write = Volume.setattr, Volume.setxattr, Volume.removexattr, Volume.write
     access_due = Volume.access_due
+    hold, forget = Volume.hold, Volume.forget  # every node is there as long as the tree is
 
     _new_inode = _changed = _drop = _set_child = _REFUSED
     _chunk_changed = _drop_chunks = _xattrs_changed = _REFUSED
@@ -91,14 +92,6 @@ class FrozenTree(TreeVolume, LooksAhead):
 
     def release(self, node: int, flags: int) -> None:
         """Nothing to count."""
-
-    def hold(self, node: int) -> None:
-        """Every node is there as long as the tree is."""
-
-    def forget(self, nodes: Iterable[int]) -> None:
-        with self.lock:
-            for node in nodes:
-                self._let_go(node)
 
 
 class StoredSnapshot(FrozenTree):
@@ -136,10 +129,6 @@ class StoredSnapshot(FrozenTree):
         """The inode of this node that is cached from now on."""
         with self._guard:
             return self._inodes.setdefault(inode.node, inode)
-
-    def _let_go(self, node: int) -> None:
-        with self._guard:
-            self._inodes.pop(node, None)
 
     def forget_cached(self) -> None:
         """Read everything again."""

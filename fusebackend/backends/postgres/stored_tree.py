@@ -507,12 +507,11 @@ class PostgresTree(TreeVolume):
 
     def _reap(self, inode: Inode) -> None:
         """`HostSession` frees a node without a name when no host uses it any more."""
-        if inode.nlink == 0:
-            used = inode.node in self._uses
-            self._here.nameless[inode.node] = self._session.id if used else 0
-            self._here.lost_names.append(inode.node)
-            if not self._uses.is_open(inode.node):
-                self._shared_quota.add(-bytes_of_blocks(inode.blocks), -1)
+        used = inode.node in self._uses
+        self._here.nameless[inode.node] = self._session.id if used else 0
+        self._here.lost_names.append(inode.node)
+        if not self._uses.is_open(inode.node):
+            self._shared_quota.add(-bytes_of_blocks(inode.blocks), -1)
 
     def _accessed(self, inode: Inode) -> None:
         """A read within a change leaves no access time: that would be one more row, announced to every host."""

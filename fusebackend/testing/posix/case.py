@@ -25,6 +25,7 @@ from typing import Any, ParamSpec
 
 import pytest
 
+from fusebackend.base.context import closing
 from fusebackend.linux.bind_mount import called
 from fusebackend.protocol import Features
 from fusebackend.testing.each import each
@@ -152,11 +153,8 @@ def umask(mask: int) -> Iterator[None]:
 @contextlib.contextmanager
 def opened(path: Path | bytes | str, flags: int, mode: int = 0o644, *, dir_fd: int | None = None) -> Iterator[int]:
     """`open(2)` for the length of a block."""
-    fd = os.open(path, flags, mode, dir_fd=dir_fd)
-    try:
+    with closing(os.open(path, flags, mode, dir_fd=dir_fd)) as fd:
         yield fd
-    finally:
-        os.close(fd)
 
 
 @contextlib.contextmanager
