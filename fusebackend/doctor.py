@@ -23,7 +23,7 @@ from typing import Literal, TypeAlias
 
 from fusebackend import urls
 from fusebackend.base import xdg
-from fusebackend.base.context import closing
+from fusebackend.base.context import closing_fd
 from fusebackend.base.deadline import GivenUp, within
 from fusebackend.base.extras import EXTRA_OF, is_installed
 from fusebackend.base.paths import ROOT
@@ -494,7 +494,7 @@ def _file(url: Url, what: str) -> Iterable[Finding]:
         fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     except OSError as failure:
         return [error(what, f"'{path}' can't be written: {failure.strerror}", f"chmod u+rw {path}, or another user")]
-    with closing(fd):
+    with closing_fd(fd):
         head = os.pread(fd, len(SQLITE_MAGIC), 0)
         if head and head != SQLITE_MAGIC:
             return [error(what, f"'{path}' is no SQLite file", "choose another path")]

@@ -1,4 +1,4 @@
-"""What holds for the length of a block: `during`, a context variable with another value; `closing`, a descriptor."""
+"""What holds for the length of a block: `during`, another value of a context variable; `closing_fd`, a descriptor."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def during(variable: ContextVar[Any], value: V) -> Iterator[V]:
 
 
 @contextlib.contextmanager
-def closing(descriptor: int) -> Iterator[int]:
+def closing_fd(descriptor: int) -> Iterator[int]:
     """Close a file descriptor at the end of a block, which gets it."""
     try:
         yield descriptor

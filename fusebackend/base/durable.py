@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import os
 
-from fusebackend.base.context import closing
+from fusebackend.base.context import closing_fd
 
 
 def replace_file(path: str, data: bytes, *, new: str = "", mode: int = 0o600) -> None:
@@ -32,5 +32,5 @@ def put_in_place(new: str, path: str) -> None:
 
 def sync_directory(path: str) -> None:
     """Make the names in a directory durable: that of a new file is not, after a sync of the file (fsync(2))."""
-    with closing(os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)) as descriptor:
+    with closing_fd(os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)) as descriptor:
         os.fsync(descriptor)

@@ -29,7 +29,7 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple, TypeVar
 
 from fusebackend import config
-from fusebackend.base.context import closing
+from fusebackend.base.context import closing_fd
 from fusebackend.base.deadline import GivenUp, within
 from fusebackend.base.here import absolute
 from fusebackend.base.paths import is_below
@@ -75,7 +75,7 @@ def short(address: str) -> Iterator[str]:
         yield address
         return
     place, name = os.path.split(address)
-    with closing(os.open(place, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)) as fd:
+    with closing_fd(os.open(place, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)) as fd:
         yield f"/proc/self/fd/{fd}/{name}"
 
 
@@ -169,7 +169,7 @@ def claimed(place: str, address: str | None = None) -> Iterator[str]:
     chosen = address or record.removesuffix(SERVED) + ".sock"
     if address and len(os.fsencode(address)) > ADDRESS_MAX_BYTES:  # other programs connect to it by this path
         raise MountError(errno.ENAMETOOLONG, f"socket '{chosen}' has more than {ADDRESS_MAX_BYTES} bytes")
-    with closing(os.open(record, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)) as fd:
+    with closing_fd(os.open(record, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)) as fd:
         # A client that looks at the record has it locked for a moment, too.
         if not _locked(fd, fcntl.LOCK_EX, LOCK_ATTEMPTS, LOCK_PAUSE_S):
             found = _read(record)
@@ -197,7 +197,7 @@ def session(place: str) -> Iterator[str]:
         OSError: the runtime directory can't be used.
     """
     path = _record(place).removesuffix(SERVED) + SESSIONS
-    with closing(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)) as fd:
+    with closing_fd(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)) as fd:
         if not _locked(fd, fcntl.LOCK_SH, END_ATTEMPTS, END_PAUSE_S):
             raise MountError(errno.ETIMEDOUT, f"the former server of '{place}' has not ended yet; its log may say why")
         yield path
@@ -418,7 +418,7 @@ def _mount_of(path: str) -> table.MountEntry | None:
             if path == "/":
                 raise
             path = os.path.dirname(path)
-    with closing(fd):
+    with closing_fd(fd):
         found = re.search(rb"^mnt_id:\s*(\d+)$", proc.read(f"self/fdinfo/{fd}"), re.MULTILINE)
     number = int(found[1]) if found else -1
     return next((entry for entry in table.mounts() if entry.id == number), None)

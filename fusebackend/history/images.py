@@ -23,7 +23,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Final
 
-from fusebackend.base.context import closing
+from fusebackend.base.context import closing_fd
 from fusebackend.base.waiting import will_wait
 from fusebackend.history.history_file import OF_RECORD, HistoryFile
 from fusebackend.history.records import Image, Record, State
@@ -210,7 +210,7 @@ class Images:
         path = self.path(image)
         descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600)
         try:
-            with closing(descriptor):
+            with closing_fd(descriptor):
                 yield image, descriptor
                 allocated = os.fstat(descriptor).st_blocks * 512
         except BaseException:

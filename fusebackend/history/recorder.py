@@ -601,8 +601,9 @@ class HistoryListener(ChangeListener):
 
 
 def asks_first(volume: Volume) -> bool:
-    """Return True for a volume that has the history written before a change of it is durable."""
-    return isinstance(volume, SnapshotVolume) and volume.before_commit is not None
+    """Return True for a volume that has the history written before a change of it is durable. Of a shared one each
+    change is durable at once."""
+    return isinstance(volume, SnapshotVolume) and volume.before_commit is not None and not volume.features.shared
 
 
 def _unknown(name: bytes) -> LookupError:

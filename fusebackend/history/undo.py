@@ -288,7 +288,7 @@ class _Making:
             return step.prefix, "alone"
         if step.word == "make" and volume.places_together and source and placing.is_small(source):
             return step.prefix, "together"
-        if not _is_recorded_first(volume):
+        if asks_first(volume):
             return step.prefix, "any"
         return step.prefix, "names" if step.word in _NAMES else "others"
 
@@ -298,7 +298,7 @@ class _Making:
         is told from a file that another program makes."""
         volume = self._volumes[portion[0].prefix]
         for number, step in enumerate(portion, self.made):
-            if step.word in _NAMES and _is_recorded_first(volume):
+            if step.word in _NAMES and not asks_first(volume):
                 self._numbers[number] = self._record_new(step, step.node, _left(step))
         if self._numbers:
             self._recorder.history.require()
@@ -395,7 +395,7 @@ class _Making:
     ) -> None:
         volume = self._volumes[step.prefix]
         self._recorder.add_step(self._call, step.prefix, kind, volume, step.path, node, before, **fields)
-        if not asks_first(volume):
+        if not asks_first(volume) and step.prefix not in self._recorder.logged:
             self._recorder.history.require()
 
     def _new(self, volume: Volume, step: Step, changes: Changes) -> Placed:
@@ -458,12 +458,6 @@ class _Making:
         if step.seen is not None and stamp_of(attr)[:known] != step.seen[:known]:
             raise _changed(step, "has changed in this moment")
         return attr
-
-
-def _is_recorded_first(volume: Volume) -> bool:
-    """Return True for a volume whose new names are recorded before they are made. Of a shared one each change is
-    durable at once."""
-    return volume.features.shared or not asks_first(volume)
 
 
 def _size_of(step: Step) -> int:

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from typing import IO, Literal, TypeAlias
 
 from fusebackend.base import budget
-from fusebackend.base.context import closing
+from fusebackend.base.context import closing_fd
 from fusebackend.base.lines import split_lines
 from fusebackend.protocol import ExecuteResponse
 
@@ -218,7 +218,7 @@ class StartedProcess:
         with (
             _cancellation() as cancelled,
             selectors.DefaultSelector() as selector,
-            closing(os.pidfd_open(self._process.pid)) as ended,
+            closing_fd(os.pidfd_open(self._process.pid)) as ended,
         ):
             selector.register(ended, selectors.EVENT_READ)
             selector.register(cancelled, selectors.EVENT_READ)
@@ -253,7 +253,7 @@ class StartedProcess:
 def _cancellation() -> Iterator[int]:
     """A descriptor that can be read as soon as the caller no longer waits."""
     with (
-        closing(os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)) as woken,
+        closing_fd(os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)) as woken,
         budget.current().waking(lambda: os.eventfd_write(woken, 1)),
     ):
         yield woken

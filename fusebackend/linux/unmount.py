@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 
-from fusebackend.base.context import closing
+from fusebackend.base.context import closing_fd
 from fusebackend.base.deadline import is_readable
 from fusebackend.base.errors import unless
 from fusebackend.base.lines import split_lines
@@ -132,7 +132,7 @@ def end_of(pid: int) -> Iterator[Callable[[float], bool]]:
     if fd is None:
         yield lambda timeout_s: True
         return
-    with closing(fd):
+    with closing_fd(fd):
         yield partial(is_readable, fd)
 
 

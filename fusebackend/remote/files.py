@@ -44,6 +44,9 @@ from fusebackend.remote.tree import Tree
 
 log = logging.getLogger(__name__)
 
+PATIENCE_S = 1.0
+"""A remote that lets a request wait for longer, and then fails, is not asked for each file."""
+
 ATTEMPTS = 20
 """How often something is tried on a file that others change all the time."""
 
@@ -389,12 +392,14 @@ class RemoteFiles:
 
     def store_all(self, entries: Iterable[Entry]) -> None:
         """Store those that are not stored, and let go of those that are not open. Each is tried, unless a remote that
-        takes one request at a time does not answer; the first error is raised in the end."""
+        takes one request at a time has let one wait for an error; the first error is raised in the end."""
         is_away = threading.Event()
 
         def attempt(entry: Entry) -> OSError | None:
             if is_away.is_set():
+                log.error("%s: /%s is not stored either: there is no answer", self._remote.name, entry.key)
                 return None
+            began_s = time.monotonic()
             try:
                 with self._gate.passing(), entry.lock:
                     try:
@@ -403,7 +408,7 @@ class RemoteFiles:
                         self._let_go(entry)
             except OSError as error:
                 log.error("%s: /%s could not be stored: %s", self._remote.name, entry.key, error)
-                if self._width == 1 and error.errno in (errno.EIO, errno.ETIMEDOUT):
+                if self._width == 1 and time.monotonic() - began_s > PATIENCE_S:
                     is_away.set()  # each file would be waited for as long, with the volume's lock held
                 return error
             return None

@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Self
 
-from fusebackend.base.context import closing
+from fusebackend.base.context import closing_fd
 from fusebackend.base.deadline import is_readable
 from fusebackend.base.errors import unless
 from fusebackend.base.lines import split_lines
@@ -186,7 +186,7 @@ class Sandboxed(Launch):
             changes = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         except FileNotFoundError:
             return False
-        with closing(changes):
+        with closing_fd(changes):
             poll = select.poll()
             poll.register(changes, select.POLLPRI)
             poll.register(self._first, select.POLLIN)  # its end

@@ -845,7 +845,10 @@ class BranchVolume(SqliteVolume):
             return volume.read(handle, offset, size)
 
     def peek(self, node: int, size: int) -> bytes:
-        return Volume.peek(self, node, size)  # an open finds what the lower side has now, which may be more
+        with self.lock:
+            is_own = self.has_own_bytes(node)
+        # An open finds what the lower side has now, which may be more.
+        return super().peek(node, size) if is_own else Volume.peek(self, node, size)
 
     def _get(self, inode: Inode, offset: int, size: int) -> bytes:
         if inode.node >= FIRST_OWN:

@@ -250,12 +250,10 @@ class SnapshotTrees(Volume):
 
     def forget(self, nodes: Iterable[int]) -> None:
         for node in nodes:
-            try:
+            with contextlib.suppress(OSError):  # the root, or a snapshot that was deleted meanwhile
                 tree, route, inner = self._decoded(node)
-            except OSError:
-                continue  # deleted meanwhile, or the root
-            if route in tree.views:
-                tree.views[route].forget([inner])
+                if route in tree.views:
+                    tree.views[route].forget([inner])
 
     def statfs(self) -> StatFs:
         return StatFs(BLOCK_BYTES, 0, 0, 0, 0)

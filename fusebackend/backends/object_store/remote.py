@@ -219,8 +219,8 @@ class Upload:
             return patiently(ask) if decides else ask()
         except FileNotFoundError:
             return None
-        except BaseError:
-            if decides:
+        except BaseError as failure:
+            if decides and errno_of(failure) not in _CERTAINLY_NOT:
                 raise
             return None
 

@@ -381,11 +381,9 @@ class ReadAhead(FileSearch):
 
     def __iter__(self) -> Iterator[tuple[str, Attr]]:
         found = super().__iter__()
-        for most in (FILES_FIRST, 4 * FILES_FIRST):
-            for files in by_size(itertools.islice(found, most), self._size_of, most, BYTES_AHEAD):
+        for most in (FILES_FIRST, 4 * FILES_FIRST, None):
+            for files in by_size(itertools.islice(found, most), self._size_of, FILES_AHEAD, BYTES_AHEAD):
                 yield from self._readable(files)
-        for files in by_size(found, self._size_of, FILES_AHEAD, BYTES_AHEAD):
-            yield from self._readable(files)
 
     def _size_of(self, found: tuple[str, Attr]) -> int:
         return min(found[1].size, self._limit)

@@ -93,7 +93,8 @@ class Flusher:
         self._flush = flush
         self._wal_fd = wal_fd
         self._workers = workers
-        self._failing = False
+        self._told: str | None = None
+        """What is wrong: said once."""
         self._is_work_due = False
         self._connection: sqlite3.Connection | None = None
         self._changes_waiting = threading.Event()
@@ -169,12 +170,12 @@ class Flusher:
         except Exception as error:  # tried again after the next flush
             self._tell("the volume file can't take what is in its WAL", error)
         else:
-            self._failing = False
+            self._told = None
 
     def _tell(self, what: str, error: Exception) -> None:
-        if not self._failing:
+        if self._told != what:
             log.error("%s: %s", what, error)
-        self._failing = True
+        self._told = what
 
     def _work(self) -> float | None:
         """Have each worker do a portion; gives when the next ones are due."""

@@ -25,7 +25,7 @@ from typing import Any, ParamSpec
 
 import pytest
 
-from fusebackend.base.context import closing
+from fusebackend.base.context import closing_fd
 from fusebackend.linux.bind_mount import called
 from fusebackend.protocol import Features
 from fusebackend.testing.each import each
@@ -150,11 +150,11 @@ def umask(mask: int) -> Iterator[None]:
         os.umask(before)
 
 
-@contextlib.contextmanager
-def opened(path: Path | bytes | str, flags: int, mode: int = 0o644, *, dir_fd: int | None = None) -> Iterator[int]:
+def opened(
+    path: Path | bytes | str, flags: int, mode: int = 0o644, *, dir_fd: int | None = None
+) -> contextlib.AbstractContextManager[int]:
     """`open(2)` for the length of a block."""
-    with closing(os.open(path, flags, mode, dir_fd=dir_fd)) as fd:
-        yield fd
+    return closing_fd(os.open(path, flags, mode, dir_fd=dir_fd))
 
 
 @contextlib.contextmanager

@@ -28,7 +28,7 @@ from fusebackend.backends import (
 )
 from fusebackend.base.paths import AgentPath
 from fusebackend.protocol import RENAME_EXCHANGE, ROOT_NODE, AttrChanges, Change
-from fusebackend.remote import agent_remote
+from fusebackend.remote import agent_remote, files
 from fusebackend.remote import tree as tree_module
 from fusebackend.remote.agent_remote import time_ns
 from fusebackend.remote.files import conflict_path
@@ -243,7 +243,9 @@ def test_a_file_that_can_not_be_stored_keeps_none_from_it(caplog):
     assert "/a could not be stored" in caplog.text
 
 
-def test_a_backend_that_does_not_answer_is_waited_for_once(caplog):
+def test_a_backend_that_does_not_answer_is_waited_for_once(caplog, monkeypatch):
+    monkeypatch.setattr(files, "PATIENCE_S", 0)
+
     class Away(DuckBackend):
         def upload_files(self, files):
             asked.append(files)
@@ -256,6 +258,7 @@ def test_a_backend_that_does_not_answer_is_waited_for_once(caplog):
     asked.clear()
     refused(errno.EIO, volume.sync)
     assert len(asked) == 1
+    assert "/c is not stored either" in caplog.text
 
 
 def test_errors_of_the_backend_keep_their_code(volume, duck):
