@@ -145,6 +145,7 @@ class Statements:
         )
         self.values_beside = make(dialect.values_beside)
         self.links = make(dialect.links)
+        # Without `:after` all are wanted, and each is above one less than itself.
         self.writes = make(
             f"{write} AND {dialect.among} AND channel = coalesce(:channel, channel) "
             f"AND {dialect.order} > coalesce(:after, {dialect.order} - 1)"
