@@ -58,7 +58,7 @@ class MountLine:
         return os.path.dirname(os.path.abspath(self.config_path)) if self.config_path else ""
 
     def place(self, mountpoint: str | None = None) -> str:
-        """Return the mount point: the one that is given, or what the file has in its place (`config.place_of`). Without
+        """Return the mount point: the given one, or what the file has in its place (`config.place_of`). Without
         both it is the current directory."""
         if mountpoint is not None:
             return table.resolve(mountpoint)

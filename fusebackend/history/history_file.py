@@ -182,8 +182,8 @@ class Entry:
     @property
     def left_at(self) -> bytes:
         """The path of the file after the change."""
-        event = (*self.event, None)  # it may end before the new path
-        return bytes(event[events.TO_PATH] or event[events.PATH])
+        moved = self.event[events.TO_PATH] if len(self.event) > events.TO_PATH else None
+        return bytes(moved or self.event[events.PATH])
 
     @property
     def said(self) -> LogRow:

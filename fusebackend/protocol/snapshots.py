@@ -47,7 +47,7 @@ class SnapshotVolume(Volume):
 
     def kept_below(self, node: int) -> str | None:
         """Return a name for `snapshot` that has the bytes of a file, as they are now, for as long as the volume is
-        there; None if there is none. Asked of one that takes no snapshots: a branch has them in those below it."""
+        there; None if there is none. Asked of a volume that takes no snapshots: a branch has them in those below it."""
         return None
 
     def node_in(self, name: str, node: int) -> int:

@@ -201,7 +201,7 @@ class Views:
         """Return the view that a path is in, if any, and the normalised path there. PathError.
 
         Args:
-            chosen: the view that a client has chosen, in which all its paths are; None for one that names views by
+            chosen: the view that a client has chosen, in which all its paths are; None for a client that names views by
                 the paths of their trees.
         """
         name, inside = self.split(path) if chosen is None else (chosen, path)

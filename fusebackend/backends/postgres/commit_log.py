@@ -4,7 +4,7 @@ A killed server takes what it had in memory: the records of the last tenth of a 
 The rows say which changes were made, and the next server of that history takes them up. The statement that tells the
 feed of a change adds its row: one of its own would take twice as long. Every `PERIOD_S` of the session another one
 deletes those that the history has in its file, until `SETTLED_S` after the last change. A host that never comes back
-leaves its rows: the next one that begins after `KEPT`, longer than a history keeps its calls, deletes them.
+leaves its rows: the next history to begin after `KEPT`, longer than a history keeps its calls, deletes them.
 
 A crash of the server takes the last changes with their rows (`unsynced.py`), and the history has their records. So no
 row is deleted before the server's disk has it; after a crash the history is told which rows are not there.

@@ -354,7 +354,7 @@ def _index_again(db: sqlite3.Connection) -> None:
 
 # -- repair ------------------------------------------------------------------------------------------------------
 #
-# A repair is one transaction on a file that no other process has open, so one that is cut short has changed nothing.
+# A repair is one transaction on a file that no other process has open: a repair that is cut short has changed nothing.
 # Values that follow from the rest of the file are corrected: counts, sizes, parents, the index. Bytes are never thrown
 # away: data without an inode gets one, and files that no path leads to are moved to `/lost+found`, named by their
 # numbers (`#17`). Only empty things go: names that lead nowhere, empty files and directories without a name, symbolic

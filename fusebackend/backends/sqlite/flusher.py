@@ -19,15 +19,16 @@ from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 from fusebackend.backends.sqlite import schema
+from fusebackend.backends.sqlite.index import QUIET_S
 
 log = logging.getLogger(__name__)
 
 FLUSH_AFTER_S = 0.5
 """How long a change may wait in memory."""
 
-WORK_AFTER_S = 2.0
-"""The workers are due so long after a flush: the index takes no file before that (`index.QUIET_S`). After the
-deletion of a snapshot they are due at once, for its rows are room on a full disk."""
+WORK_AFTER_S = QUIET_S
+"""The workers are due so long after a flush: the index takes no file before that. After the deletion of a snapshot they
+are due at once, for its rows are room on a full disk."""
 
 CHECKPOINT_BYTES = schema.WAL_KEPT_BYTES
 """A longer WAL is moved into the file in the background."""
