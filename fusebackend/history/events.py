@@ -7,8 +7,8 @@ digest before it. The last one is in `state`, too.
     digest(n) = BLAKE2b(n, digest(n - 1), columns)
 
 Only a deletion changes a row: all but its digest goes (`gone`, and `unmade` for a change that was not made), and an
-event says which calls that were. A row without one was deleted by somebody else. The oldest rows leave the table once
-nothing older is left: the last digest of theirs stays.
+event says which calls that were. A row without one was deleted by somebody else, and one with more than that was filled
+by somebody else. The oldest rows leave the table once nothing older is left: the last digest of theirs stays.
 
 Not in a digest: the bytes of a file, or where they are, and its extended attributes, for `forget` deletes them; and the
 change that a request keeps, which is said by a keyed digest (`requests.py`).
@@ -234,6 +234,8 @@ def verify(connection: sqlite3.Connection) -> VerifyResult:
         head = found
         if event in ("gone", "unmade"):
             gone.setdefault((event, call if event == "gone" else number), []).append(link)
+            if any(value is not None for name, value in zip(COLUMNS, row, strict=True) if name not in _LEFT[event]):
+                problems.append(f"{_name(link, row)} was changed")
         elif computed != found and not is_after_gap:
             problems.append(f"{_name(link, row)} was changed")
         elif row[SAID:] != [None] * (len(row) - SAID) and not _is_kept(row):
@@ -261,6 +263,9 @@ def _is_kept(row: Sequence[Any]) -> bool:
         return row[PAYLOAD] is not None
     return row[0] == "request" and requests.is_said(row[PAYLOAD], row[SECRET])
 
+
+_LEFT: Final = {"gone": ("event", "call"), "unmade": ("event", "call", "number")}
+"""What such rows say. With a path, one would be a change."""
 
 _NAMES: Final = {"gone": "the deleted call c{}", "unmade": "change {}, which was not made"}
 

@@ -19,6 +19,9 @@ from fusebackend.protocol import Actor, VerifyResult
 
 BEFORE = State(0o100644, 1, 2, 0, 5, 1, 10, -20, {b"user.a\xff": b"\0\1"}, b"")
 
+BLANK = ", ".join(f"{name} = NULL" for name in ("kind", *COLUMNS[4:]))
+"""What nothing is left of."""
+
 
 @pytest.fixture
 def path(tmp_path: Path) -> str:
@@ -150,7 +153,7 @@ def test_what_an_undo_has_taken_back_is_not_changed(history: HistoryFile) -> Non
 def test_a_deletion_that_looks_like_one_of_the_server_is_found(history: HistoryFile) -> None:
     for _ in range(3):
         made(history)
-    found = tampered(history, "UPDATE events SET event = 'gone', number = NULL, path = NULL WHERE link = 8")
+    found = tampered(history, f"UPDATE events SET event = 'gone', number = NULL, {BLANK} WHERE link = 8")
     assert found == ["the deleted call c2: it was deleted past the server (link 8)"]
     found = tampered(history, "UPDATE events SET event = 'unmade', number = 5 WHERE link = 8")
     assert found == ["change 5, which was not made: it was deleted past the server (link 8)"]
@@ -160,9 +163,26 @@ def test_what_is_said_to_be_of_a_deleted_call_is_found(history: HistoryFile) -> 
     """A change of another call looks as if it had gone with one that the server has deleted."""
     calls = [made(history) for _ in range(4)]
     history.forget([calls[1]])
-    blank = "number = NULL, kind = NULL, mode = NULL, payload = NULL, route = NULL, path = NULL"
-    found = tampered(history, f"UPDATE events SET event = 'gone', call = 2, {blank} WHERE link = 12")
+    found = tampered(history, f"UPDATE events SET event = 'gone', call = 2, number = NULL, {BLANK} WHERE link = 12")
     assert found == ["the deleted call c2: 6 links say so, and it had 5"]
+
+
+@pytest.mark.parametrize("event", ["gone", "unmade"])
+def test_a_row_of_which_nothing_is_left_is_not_filled(history: HistoryFile, event: str) -> None:
+    """With a path it is a change of its call in the log. No digest is computed of such a row."""
+    _, call = made(history), made(history)  # the rows of the oldest one would leave the table
+    dropped = history.open_call("verb", "edit /a", Actor())
+    history.drop([history.add(dropped, ROOT, "create", b"/a") for _ in range(2)][:1])
+    made(history)
+    history.forget([call])
+    assert history.verify().problems == []
+    connection = sqlite3.connect(history.path)
+    (link,) = connection.execute("SELECT link FROM events WHERE event = ?", (event,)).fetchone()
+    connection.close()
+    for name in {"kind", "number", *COLUMNS[4:]} if event == "gone" else {"kind", *COLUMNS[4:]}:
+        statement = f"UPDATE events SET {name} = ? WHERE link = ?"
+        assert tampered(history, statement, 7, link) == [f"event {link} ({event}) was changed"]
+        assert tampered(history, statement, None, link) == []
 
 
 def test_deleted_calls_leave_a_history_that_can_be_verified(history: HistoryFile) -> None:
