@@ -410,7 +410,7 @@ class _PendingChange:
         return [self.entry.said]
 
     def _record(self, result: Any) -> Entry:
-        recorder, path = self.listener.recorder, self.path or self.change.path
+        recorder, path = self.listener.recorder, self.path or self.change.path or self.change.known[0]
         if path is None:
             raise _unknown(self.change.name)
         return recorder.history.entry(
@@ -479,6 +479,7 @@ class HistoryListener(ChangeListener):
         if is_of_file and not self.follows(kind, node, call):
             return
         if self._is_logged:
+            change.note_known()
             change.ending = contextlib.ExitStack()
             change.ending.callback(NOTE.reset, NOTE.set(None))
             if is_of_file:
@@ -543,7 +544,7 @@ class HistoryListener(ChangeListener):
             self._take(change.ending, attr, replaced)
         if change.is_same_file:
             return None
-        path, to_path = change.path, change.to_path  # while it has the old one
+        path, to_path = change.path or change.known[0], change.to_path or change.known[1]  # while it has the old one
         if path is None or to_path is None:
             raise _unknown(change.name if path is None else change.new_name)
         pending = _PendingChange(self, change, call, "rename", node=attr.node, path=path, to_path=to_path)
@@ -569,6 +570,7 @@ class HistoryListener(ChangeListener):
             return None  # no name leads to it, so nothing can be taken back
         # An open file may have lost the name that is known.
         path = change.path or self._moved.get(node) or change.door.names.last(change.door.route, node)
+        path = path or change.known[0]
         if path is None:
             raise LookupError(f"the path of node {node} is not known")
         kind: RecordKind = "attributes" if how == ATTRIBUTES else "content"

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import random
 import sys
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
+from recorded import recorded_of
 from together import together
 
 from fusebackend.backends import InMemoryBackend
+from fusebackend.base.paths import ROOT
 from fusebackend.history.calls import OpenCall
 from fusebackend.history.images import Images
-from fusebackend.history.recorder import ATTRIBUTES, CONTENT, MADE, VolumeRecords
+from fusebackend.history.recorder import ATTRIBUTES, CONTENT, MADE, HistoryListener, VolumeRecords
 from fusebackend.protocol import Actor
+from fusebackend.vfs.door import Door
 
 
 @pytest.fixture
@@ -82,3 +87,38 @@ def test_calls_that_end_at_once(records: VolumeRecords) -> None:
         together(*(partial(work, 40 * number) for number in range(4)))
     finally:
         sys.setswitchinterval(interval)
+
+
+@pytest.mark.parametrize(
+    ("step", "record"),
+    [
+        (("write", "/d/file", b"two"), ("content", b"/d/file", b"")),
+        (("change", "/d/file", {"mode": 0o600}), ("attributes", b"/d/file", b"")),
+        (("create", "/d/new", b""), ("create", b"/d/new", b"")),
+        (("link", "/d/file", "/d/new"), ("create", b"/d/new", b"")),
+        (("remove", "/d/file"), ("remove", b"/d/file", b"")),
+        (("rename", "/d/file", "/d/new"), ("rename", b"/d/file", b"/d/new")),
+        (("rename", "/d/file", "/e/new"), ("rename", b"/d/file", b"/e/new")),
+    ],
+)
+def test_what_the_kernel_forgets_while_a_change_waits_for_its_route(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: tuple[Any, ...], record: tuple[str, bytes, bytes]
+) -> None:
+    """A crash of PostgreSQL drops what the kernel knows, and a program that waits for its return may be killed."""
+    with recorded_of("memory", tmp_path) as recorded:
+        files, recorder = recorded.files, recorded.recorder
+        files.make(("mkdir", "/d"), ("mkdir", "/e"), ("create", "/d/file", b"one"))
+        recorder.logged = [ROOT]
+        listener = HistoryListener(recorder, files.door.route)
+        files.door = Door(files.door.route, files.door.names, [listener])
+
+        def forgotten(look: Callable[..., Any], *words: Any) -> Any:
+            recorded.names[ROOT].forget()
+            return look(*words)
+
+        for name in ("_pending", "_first"):
+            monkeypatch.setattr(listener, name, partial(forgotten, getattr(listener, name)))
+        with recorded.call("a writer"):
+            files.make(step)
+        assert next((each.kind, each.path, each.to_path) for each in recorded.records()) == record
+        assert recorder.incomplete is None
