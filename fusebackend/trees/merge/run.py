@@ -103,7 +103,9 @@ class Journal:
             os.fsync(file.fileno())
 
     def end(self) -> None:
-        """Remove the file: all is done."""
+        """Remove the file: all is done. What a killed `begin` has left goes, too."""
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(f"{self.path}.new")
         with contextlib.suppress(FileNotFoundError):
             os.unlink(self.path)
             sync_directory(os.path.dirname(self.path) or ".")

@@ -192,7 +192,7 @@ def test_a_move_between_routes_that_was_killed_leaves_the_source_or_the_copy(
         assert (shown(files, new), shown(files, old)) == (TREE, {})
         assert list((place / "XDG_DATA_HOME").rglob("@move*")) == []
     steps = steps_of(place)
-    chosen = [steps.index(word) for word in ("after mkdir", "after rename", "before unlink")]
+    chosen = [steps.index(word) for word in ("half a line", "after mkdir", "after rename", "before unlink")]
     hidden = 0
     for point in range(len(steps)) if AT_EACH else chosen:
         shutil.rmtree(place)
