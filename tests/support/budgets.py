@@ -20,6 +20,7 @@ LONGER: dict[str, int] = {
     "tests/mounted/test_execute_escape.py": 50,  # bombs and races, with a second for each
     "tests/mounted/test_external_suites.py": 30,  # fsx, stress-ng and fio on each kind of volume
     "tests/mounted/test_likeness.py": 35,  # tables of calls by root and by others, beside a plain directory
+    "tests/mounted/test_log_is_complete.py": 30,  # ten actors at once, and kills of servers of five kinds
     "tests/mounted/test_many_mounts.py": 35,  # a PostgreSQL that is killed and started again
     "tests/mounted/test_posix_mounts.py": 70,  # 236 functions on six mounts
     "tests/mounted/test_real_work.py": 40,  # git, tar and rsync on each kind of volume
