@@ -9,25 +9,12 @@ from dataclasses import asdict
 import click
 
 from fusebackend.cli import target
-from fusebackend.cli.show import Failed, Output, age, aligned, confirm_deletion, json_option
+from fusebackend.cli.show import Output, age, aligned, confirm_deletion, json_option
 from fusebackend.cli.space import size_text
-from fusebackend.cli.target import Target, complete_path, completing, mount_option, on_mount, trees_path
+from fusebackend.cli.target import Target, complete_path, completing, mount_option, on_mount
 from fusebackend.cli.undo import CHANGED, listed, require_done, show_changes
 from fusebackend.cli.worktree import fetch_commits
 from fusebackend.protocol import WORKTREE, BranchInfo, MergeResult, MountProtocol
-
-
-def branch_path(files: MountProtocol, name: str) -> str:
-    """Return the path of a branch in its mount.
-
-    Raises:
-        Failed: there is none of that name, or it can't be used.
-    """
-    found = target.find("branch", name, files.branches())
-    if found.error is not None:
-        raise Failed(f"branch '{name}' can't be used: {found.error}")
-    return f"{trees_path(files)}/branches/{name}"
-
 
 complete_name = completing(lambda files: [(each.name, None) for each in files.branches()])
 """Complete the name of a branch."""
@@ -61,7 +48,7 @@ def create(files: MountProtocol, name: str, ref: str | None, directory: str | No
     changed in the branch is as it is in the mount.
     """
     made = files.create_branch(name, ref, directory)
-    path = made.directory or target.outside(files, branch_path(files, name))
+    path = target.directory_of(files, made)
     output.document({**asdict(made), "path": path})
     output.line(output.name(path))
     live = [prefix for prefix, how in made.routes.items() if how == "live"]
@@ -75,9 +62,7 @@ def create(files: MountProtocol, name: str, ref: str | None, directory: str | No
 def list_branches(files: MountProtocol, output: Output) -> None:
     """List the branches: name, age, changed names, space, and of each route whether it is frozen or live."""
     found = files.branches()
-    trees = trees_path(files)
-    top = target.outside(files, f"{trees}/branches")
-    objects = [{**asdict(each), "path": each.directory or f"{top}/{each.name}"} for each in found]
+    objects = [{**asdict(each), "path": target.directory_of(files, each)} for each in found]
     output.listing(objects, aligned([_row(output, each) for each in found]), "no branches")
 
 
@@ -103,7 +88,7 @@ def _row(output: Output, each: BranchInfo) -> tuple[str, ...]:
 def path(files: MountProtocol, name: str) -> None:
     """Print the directory of a branch."""
     output = Output()
-    output.line(output.name(target.outside(files, branch_path(files, name))))
+    output.line(output.name(target.outside(files, target.find_branch(files, name).path)))
 
 
 @branch.command()

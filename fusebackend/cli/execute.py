@@ -15,11 +15,11 @@ import click
 from fusebackend.base.paths import ROOT, AgentPath, is_below
 from fusebackend.base.shown import shown
 from fusebackend.cli import target
-from fusebackend.cli.branch import branch_path, complete_name
+from fusebackend.cli.branch import complete_name
 from fusebackend.cli.show import Failed, Output, json_option, note, write_all
 from fusebackend.cli.target import Target, complete_path, mount_option
 from fusebackend.cli.view import complete_view
-from fusebackend.protocol import ExecuteResponse, MountProtocol
+from fusebackend.protocol import BranchInfo, ExecuteResponse, MountProtocol, ViewInfo
 
 NOT_KNOWN = 1
 """The exit status when the server was lost, and that of the command is unknown."""
@@ -63,12 +63,13 @@ def execute(
     The exit status is that of the command: 124 if it took too long, 130 after Ctrl-C, which ends it.
     """
     place = _start(cwd, mount)
-    start, directory, tree = place.path, None, _tree(place.files, branch, view)
+    start, tree = place.path, _tree(place.files, branch, view)
     if tree is not None:
-        within = is_below(start, tree.rsplit("/", 2)[0])  # in the trees directory, perhaps in this tree
-        start = AgentPath((start if is_below(start, tree) else tree) if within else tree + start)
-    if branch is not None:
-        directory = _taken_in(place, branch)
+        within = is_below(start, tree.path.rsplit("/", 2)[0])  # in the trees directory, perhaps in this tree
+        start = AgentPath((start if is_below(start, tree.path) else tree.path) if within else tree.path + start)
+    carried = tree if isinstance(tree, BranchInfo) and tree.directory is not None else None
+    if carried is not None:
+        _take_in(place, carried)
     stdin = _input() if with_stdin else None
     line = command[0] if len(command) == 1 else shlex.join(command)
     printed = PrintedOutput(output)
@@ -76,8 +77,8 @@ def execute(
         answer = place.files.run(line, timeout=timeout_s, stdin=stdin, cwd=start, on_output=printed.take)
     except ValueError as error:
         raise Failed(f"the command can't be run: {error}") from None
-    if branch is not None and directory is not None:
-        place.files.create_branch(branch, None, directory)
+    if carried is not None:
+        place.files.create_branch(carried.name, None, carried.directory)
     code = NOT_KNOWN if answer.exit_code is None else answer.exit_code
     message = printed.message(answer)
     output.record({"exit_code": answer.exit_code, "truncated": answer.truncated, "message": message})
@@ -88,23 +89,20 @@ def execute(
     click.get_current_context().exit(code)
 
 
-def _tree(files: MountProtocol, branch: str | None, view: str | None) -> str | None:
-    """Return the path of the tree of a branch, or of a view; None for that of the mount. Raises `Failed`."""
+def _tree(files: MountProtocol, branch: str | None, view: str | None) -> BranchInfo | ViewInfo | None:
+    """Return the branch, or the view, whose tree is meant; None for that of the mount. Raises `Failed`."""
     if branch is not None and view is not None:
         raise click.UsageError("give --branch or --view, not both")
     if branch is not None:
-        return branch_path(files, branch)
-    return None if view is None else target.find("view", view, files.views()).path
+        return target.find_branch(files, branch)
+    return None if view is None else target.find("view", view, files.views())
 
 
-def _taken_in(place: Target, branch: str) -> str | None:
-    """Have a branch know what was changed in its plain directory; returns that, None if it is in none."""
-    found = next((each.directory for each in place.files.branches() if each.name == branch), None)
-    if found is not None and not place.files.is_mounted:
-        raise Failed(f"nothing is mounted, so run the command in '{found}', where branch '{branch}' is")
-    if found is not None:
-        place.files.take_in_branch(branch)
-    return found
+def _take_in(place: Target, branch: BranchInfo) -> None:
+    """Have a branch know what was changed in its plain directory."""
+    if not place.files.is_mounted:
+        raise Failed(f"nothing is mounted, so run the command in '{branch.directory}', where branch '{branch.name}' is")
+    place.files.take_in_branch(branch.name)
 
 
 def _start(cwd: str | None, mount: str | None) -> Target:
@@ -183,7 +181,7 @@ def shell(command: Sequence[str], branch: str | None, view: str | None, mount: s
     if not place.files.is_mounted:
         raise Failed(f"'{mountpoint}' is no mount point: give --mount the directory of the mount")
     tree = _tree(place.files, branch, view)
-    source = None if tree is None else target.outside(place.files, tree)
+    source = None if tree is None else target.outside(place.files, tree.path)
     if view is not None:
         note(f"{mountpoint} shows view '{view}', which binds nobody here; to bind a command: exec --view {view}")
     place.files.close()

@@ -11,7 +11,6 @@ import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from functools import partial
-from typing import Any
 
 import click
 
@@ -22,7 +21,7 @@ from fusebackend.cli.log import complete_call
 from fusebackend.cli.show import Complaints, Failed, Output, aligned, confirm_deletion, json_option, note, to_the_second
 from fusebackend.cli.target import complete_path, completing, mount_option, on_mount, or_path
 from fusebackend.linux.unmount import holders
-from fusebackend.protocol import MountProtocol, RestoreResult, SnapshotInfo
+from fusebackend.protocol import MountProtocol, RestoreResult
 from fusebackend.protocol.served import NOT_HELD, STAT_COLUMNS, DiffForm
 from fusebackend.trees.refs import RefError, Refs
 
@@ -52,11 +51,11 @@ def create(files: MountProtocol, name: str | None, output: Output) -> None:
     Without a NAME, it is the time in UTC: 20261123T061530Z. The files are neither read nor copied.
     """
     taken = files.create_snapshot(name)
-    directory = _directory(files)
+    directory = target.outside(files, taken.path)
     if output.json:  # people are told of other routes, too, which takes another request
-        output.document(_as_object(taken, directory))
+        output.document({**asdict(taken), "path": directory})
         return
-    output.line(output.name(f"{directory}/{taken.name}"))
+    output.line(output.name(directory))
     others = [each["prefix"] for each in files.status().get("routes", ()) if each["prefix"] not in taken.routes]
     if others:
         output.note(f"not in it, for they keep no snapshots: {' '.join(others)}")
@@ -71,14 +70,14 @@ def list_snapshots(files: MountProtocol, with_automatic: bool, output: Output) -
     from fusebackend.trees.snapshots import AUTOMATIC
 
     kept = files.snapshots()
-    directory = _directory(files)
     found = [each for each in kept if with_automatic or not each.name.startswith(AUTOMATIC)]
     rows = [
         (output.name(each.name), to_the_second(each.time_ns // 10**9), " ".join(map(output.name, each.routes)))
         for each in found
     ]
     empty = "no snapshots but automatic ones, which --all shows" if kept else "no snapshots"
-    output.listing([_as_object(each, directory) for each in found], aligned(rows), empty)
+    objects = [{**asdict(each), "path": target.outside(files, each.path)} for each in found]
+    output.listing(objects, aligned(rows), empty)
 
 
 @snapshot.command()
@@ -89,15 +88,6 @@ def delete(files: MountProtocol, names: Sequence[str], yes: bool) -> None:
     """Delete snapshots. Those can't be had back, so on a terminal it asks first; elsewhere it needs --yes."""
     confirm_deletion("snapshot", "snapshots", names, {each.name for each in files.snapshots()}, yes)
     files.delete_snapshots(*names)
-
-
-def _directory(files: MountProtocol) -> str:
-    """Return the directory of the snapshots of a mount."""
-    return target.outside(files, f"{target.trees_path(files)}/snapshots")
-
-
-def _as_object(taken: SnapshotInfo, directory: str) -> dict[str, Any]:
-    return {**asdict(taken), "path": f"{directory}/{taken.name}"}
 
 
 # -- diff --------------------------------------------------------------------------------------------------------

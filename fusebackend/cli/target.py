@@ -21,7 +21,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from fusebackend.base import errors, paths
-from fusebackend.base.paths import ROOT, TREES_NAME, AgentPath, PathError
+from fusebackend.base.paths import ROOT, AgentPath, PathError
 from fusebackend.base.shown import shown
 from fusebackend.cli.show import Failed
 
@@ -260,9 +260,21 @@ def outside(files: MountProtocol, path: str) -> str:
     return files.mountpoint.rstrip("/") + path if files.is_mounted else path
 
 
-def trees_path(files: MountProtocol) -> str:
-    """Return the agent's path of the directory of trees."""
-    return files.status().get("trees") or f"/{TREES_NAME}"
+def find_branch(files: MountProtocol, name: str) -> BranchInfo:
+    """Return the branch of a name. Raises `Failed` if there is none, or it can't be used."""
+    return usable(find("branch", name, files.branches()))
+
+
+def usable(branch: BranchInfo) -> BranchInfo:
+    """Return a branch. Raises `Failed` if it can't be used."""
+    if branch.error is not None:
+        raise Failed(f"branch '{branch.name}' can't be used: {branch.error}")
+    return branch
+
+
+def directory_of(files: MountProtocol, branch: BranchInfo) -> str:
+    """Return the directory of a branch, as processes have it."""
+    return branch.directory or outside(files, branch.path)
 
 
 def _client(mountpoint: str) -> Client:

@@ -58,9 +58,7 @@ def create(directory: str | None) -> None:
     if found is None or (directory is not None and found.directory is None):
         place = None if directory is None else os.path.join(directory, name.removeprefix(WORKTREE))
         found = files.create_branch(name, None, place)
-    if found.error is not None:
-        raise Failed(f"branch '{name}' can't be used: {found.error}")
-    print(_root(files, found) + _project(files, cwd).rstrip("/"))
+    print(target.directory_of(files, target.usable(found)) + _project(files, found, cwd).rstrip("/"))
 
 
 @worktree.command()
@@ -98,7 +96,7 @@ def fetch_commits(files: MountProtocol, merged: MergeResult) -> list[str]:
     failed: list[str] = []
     if not merged.repositories:
         return failed
-    (root,) = (_root(files, each) for each in files.branches() if each.name == merged.branch)
+    (root,) = (target.directory_of(files, each) for each in files.branches() if each.name == merged.branch)
     for repository in merged.repositories:
         here, there = target.outside(files, repository), root + repository.rstrip("/")
         if (head := _git(there, "rev-parse", "--verify", "--quiet", "HEAD")).returncode == 0:
@@ -146,20 +144,15 @@ def _worktrees(mountpoints: Iterable[str]) -> Iterator[tuple[MountProtocol, Bran
         with contextlib.suppress(OSError, Failed):  # one that has no branches, or can't be asked
             files = target.open_client(mountpoint)
             branches = [each for each in files.branches() if each.name.startswith(WORKTREE) and not each.error]
-            found = [(files, each, os.path.realpath(_root(files, each))) for each in branches]
+            found = [(files, each, os.path.realpath(target.directory_of(files, each))) for each in branches]
         yield from found
 
 
-def _root(files: MountProtocol, branch: BranchInfo) -> str:
-    """Return the directory of a branch, as processes have it."""
-    return branch.directory or target.outside(files, f"{target.trees_path(files)}/branches/{branch.name}")
-
-
-def _project(files: MountProtocol, cwd: str) -> str:
+def _project(files: MountProtocol, branch: BranchInfo, cwd: str) -> str:
     """Return the path in the mount of the repository that a directory is in, else of the directory itself; in a branch,
-    that which it is of."""
+    as `branch` is one, that which it is of."""
     parts = cwd[len(files.mountpoint) :].split("/")
-    branches = f"{target.trees_path(files)}/branches".split("/")
+    branches = branch.path.split("/")[:-1]
     if parts[: len(branches)] == branches:
         parts = ["", *parts[len(branches) + 1 :]]
     for count in range(len(parts), 0, -1):

@@ -102,8 +102,7 @@ class Branch(SandboxBackendProtocol):
     # -- the block ---------------------------------------------------------------------------------------------
 
     def __enter__(self) -> Self:
-        self._files.create_branch(self.name, self._ref)
-        self.root = f"{self._files.status()['trees']}/branches/{self.name}"
+        self.root = self._files.create_branch(self.name, self._ref).path
         return self
 
     def __exit__(

@@ -348,12 +348,13 @@ class StatsResult:
 
 @dataclass
 class SnapshotInfo:
-    """A snapshot of a mount: its name, when it was taken (nanoseconds since 1970), and the prefixes of the routes that
-    are in it."""
+    """A snapshot of a mount: its name, when it was taken (nanoseconds since 1970), the prefixes of the routes that are
+    in it, and the path of its tree, below the mount point."""
 
     name: str
     time_ns: int
     routes: list[str]
+    path: str = ""
 
 
 @dataclass
@@ -402,6 +403,7 @@ class BranchInfo:
         unmerged: changes that a merge would make, without conflicts; None where that is not known.
         error: why it can't be used; None if it can.
         directory: the plain directory that it was put into; None if it is in none.
+        path: of its tree, below the mount point.
     """
 
     name: str
@@ -413,6 +415,7 @@ class BranchInfo:
     unmerged: int | None = None
     error: str | None = None
     directory: str | None = None
+    path: str = ""
 
 
 @dataclass

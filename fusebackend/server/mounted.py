@@ -84,7 +84,7 @@ from fusebackend.server.history import MountHistory, said
 from fusebackend.server.moves import JOURNAL as MOVES_JOURNAL
 from fusebackend.server.moves import MoveJournal
 from fusebackend.server.rules import shown_event
-from fusebackend.server.trees import TreesFace
+from fusebackend.server.trees import SNAPSHOTS, TreesFace
 from fusebackend.trees.automatic import time_of
 from fusebackend.trees.branches import Branches
 from fusebackend.trees.checkouts import Checkouts
@@ -699,10 +699,14 @@ class MountedBackend(ServedMount):
         return self._views.default
 
     def snapshots(self) -> list[SnapshotInfo]:
-        return [each.info for each in self._snapshots.all()]
+        return [self._placed(each.info) for each in self._snapshots.all()]
 
     def create_snapshot(self, name: str | None = None) -> SnapshotInfo:
-        return self._snapshots.create(name)
+        return self._placed(self._snapshots.create(name))
+
+    def _placed(self, snapshot: SnapshotInfo) -> SnapshotInfo:
+        """Return what is known of a snapshot with the path of its tree."""
+        return replace(snapshot, path=f"{self.filesystem.tree.trees_path}/{SNAPSHOTS}/{snapshot.name}")
 
     def delete_snapshots(self, *names: str) -> None:
         self._snapshots.delete(names)
@@ -717,10 +721,11 @@ class MountedBackend(ServedMount):
         return [self._described(each) for each in self._branches.all()]
 
     def _described(self, branch: BranchInfo) -> BranchInfo:
-        """Return what is known of a branch with what its merge would do, and the directory that it is in."""
+        """Return what is known of a branch with what its merge would do, the directory that it is in, and its path."""
         conflicts, unmerged = self._merges.compare(branch.name)
         directory = self._checkouts.directory(branch.name)
-        return replace(branch, conflicts=conflicts, unmerged=unmerged, directory=directory)
+        path = paths.join(self._branches.path, branch.name)
+        return replace(branch, conflicts=conflicts, unmerged=unmerged, directory=directory, path=path)
 
     def create_branch(
         self, name: str, ref: str | None = None, directory: str | os.PathLike[str] | None = None
