@@ -205,7 +205,7 @@ class ChangeResult:
     error: str | None = None
     path: str | None = None
     files_update: dict[str, Any] | None = None
-    version: str | None = None
+    version: str | None = field(default=None, kw_only=True)
 
 
 class WriteResult(ChangeResult):
@@ -216,14 +216,10 @@ class WriteResult(ChangeResult):
 
 
 @dataclass
-class EditResult:
+class EditResult(ChangeResult):
     """The outcome of `edit`; `occurrences` is how many replacements were made."""
 
-    error: str | None = None
-    path: str | None = None
-    files_update: dict[str, Any] | None = None
     occurrences: int | None = None
-    version: str | None = None
 
 
 class DeleteResult(ChangeResult):
