@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from fusebackend.backends.fsspec.opening import NEEDS_FSSPEC, installed_protocols
+from fusebackend.backends.fsspec.opening import installed_protocols
 from fusebackend.cli.show import Output, json_option
 from fusebackend.cli.status import cannot
 from fusebackend.urls import Scheme, meanings, scheme_table
@@ -39,25 +39,16 @@ def _as_object(name: str, scheme: Scheme | Exception) -> dict[str, Any]:
         "parameters": None if scheme.parameters is None else sorted(scheme.parameters),
         "execute": scheme.execute,
         "features": None if scheme.features is None else asdict(scheme.features),
-        **(_protocols() if name == "fsspec" else {}),
+        **(installed_protocols()._asdict() if name == "fsspec" else {}),
     }
-
-
-def _protocols() -> dict[str, Any]:
-    """The protocols of fsspec: `installed` ones, and what `missing` ones need."""
-    found = installed_protocols()
-    return {"installed": [], "missing": {"fsspec": NEEDS_FSSPEC}} if found is None else found._asdict()
 
 
 def _show_protocols() -> None:
     found = installed_protocols()
-    if found is None:
-        click.echo(f"    {NEEDS_FSSPEC}")
-        return
     formatter = click.HelpFormatter(width=100)
     formatter.indent()
     formatter.indent()
-    formatter.write_text(f"protocols: {', '.join(found.installed)}")
+    formatter.write_text(f"protocols: {', '.join(found.installed) or 'none'}")
     words: dict[str, list[str]] = {}
     for protocol, need in found.missing.items():
         words.setdefault(need, []).append(protocol)

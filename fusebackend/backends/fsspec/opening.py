@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from fusebackend.base.shown import one_line
 from fusebackend.protocol import DEFAULT_TTL_S, WHOLE_FILES
 from fusebackend.protocol.scheme import Scheme, Url, UrlError, mask
 
@@ -42,16 +43,8 @@ def open_fsspec(url: Url) -> Any:
     except ImportError as error:
         raise UrlError(f"'{url.masked}': {error}") from None
     except Exception as error:  # of any library behind fsspec: whatever it says is what is wrong with the URL
-        raise UrlError(f"'{url.masked}' can't be opened: {mask(_words_of(error))}") from error
+        raise UrlError(f"'{url.masked}' can't be opened: {mask(one_line(error))}") from error
     return backend
-
-
-def _words_of(error: Exception) -> str:
-    """The text of an error in one line, without its number."""
-    text = str(error)
-    if isinstance(error, OSError) and error.strerror:
-        text = error.strerror if error.filename is None else f"{error.strerror}: '{error.filename}'"
-    return " ".join(text.split()) or type(error).__name__
 
 
 def _value(text: str) -> Any:
@@ -70,10 +63,11 @@ class Protocols(NamedTuple):
     """Protocol → what to install, in fsspec's words."""
 
 
-def installed_protocols() -> Protocols | None:
-    """Return None where fsspec itself is not installed. The file systems are imported, which takes a second."""
+def installed_protocols() -> Protocols:
+    """Return what works here; where fsspec itself is not installed, it is the one that is missing. The file systems are
+    imported, which takes a second."""
     if find_spec("fsspec") is None:
-        return None
+        return Protocols([], {"fsspec": NEEDS_FSSPEC})
     from fsspec.registry import get_filesystem_class, known_implementations
 
     found = Protocols([], {})
