@@ -1,6 +1,6 @@
 """`fusebackend upload` and `download`: copy files and trees into a mount, and out of it.
 
-Upload: the local files are listed first, then compared with the files of the mount, then sent: small files together,
+Upload: the local files are listed first, then sent, each if the mount has nothing of its name: small files together,
 large ones in pieces. Only bytes are copied, because the agent face stores nothing else: no modes, times or links.
 
 Download: each file is written under a name of its own in the directory where it belongs, and gets its right one when it
@@ -165,11 +165,10 @@ def upload(sources: Sequence[str], destination: str, force: bool, output: Output
             name = base_name(local)
             item, found = _local(local, goal.below(name) if into and name else goal, follow=True)
             plan.add_named(item, found, f"'{local}' is neither a file nor a directory")
-    items = [item for item in plan.items if force or kind is None or _is_free(item, complaints)]
     copied: list[tuple[FileCopy, int]] = []
-    with progress("uploading", sum(item.size for item in items), quiet=output.json) as advance:
-        for batch in by_size(items, attrgetter("size"), SENT_FILES, SENT_BYTES):
-            copied += _send(batch, advance, complaints)
+    with progress("uploading", sum(item.size for item in plan.items), quiet=output.json) as advance:
+        for batch in by_size(plan.items, attrgetter("size"), SENT_FILES, SENT_BYTES):
+            copied += _send(batch, force or kind is None, advance, complaints)
     plan.report(copied, output)
     complaints.finish()
 
@@ -189,22 +188,15 @@ def _local_entries(directory: FileCopy, complaints: Complaints) -> Iterator[tupl
             yield _local(os.path.join(directory.local, name), directory.place.below(name), follow=False)
 
 
-def _is_free(item: FileCopy, complaints: Complaints) -> bool:
-    """Return True if it replaces nothing. Otherwise that is a complaint."""
-    with complaints:
-        if item.place.kind(follow=False) is None:
-            return True
-        raise Failed(f"'{item.path}' exists; --force replaces it")
-    return False
-
-
-def _send(batch: list[FileCopy], advance: Advance, complaints: Complaints) -> list[tuple[FileCopy, int]]:
-    """Send files; returns those that could be sent, with their sizes."""
+def _send(batch: list[FileCopy], force: bool, advance: Advance, complaints: Complaints) -> list[tuple[FileCopy, int]]:
+    """Send files, without `force` those that replace nothing; returns those that were sent, with their sizes."""
     files = batch[0].place.files
     sent: list[tuple[FileCopy, int]] = []
     contents: list[tuple[FileCopy, bytes]] = []
     for item in batch:
         with complaints, open(item.local, "rb") as file:
+            if not force and item.place.kind(follow=False) is not None:
+                raise Failed(f"'{item.path}' exists; --force replaces it")
             if item.size > SENT_BYTES:
                 item.place.require(files.send(item.place.path, _pieces(file, advance)).error)
                 sent.append((item, item.size))
