@@ -19,14 +19,15 @@ from fusebackend.base import errors
 from fusebackend.cli import target
 from fusebackend.cli.progress import progress
 from fusebackend.cli.show import (
+    TO_THE_MINUTE,
     Complaints,
     Failed,
     Output,
     group_name,
     json_option,
+    local_time,
     mode_string,
     padded,
-    to_the_minute,
     to_the_nanosecond,
     user_name,
 )
@@ -205,7 +206,7 @@ def long_lines(output: Output, entries: Sequence[Entry], names: Sequence[str]) -
             "-" if entry["uid"] is None else user_name(entry["uid"]),
             "-" if entry["gid"] is None else group_name(entry["gid"]),
             _or_dash(entry["size"]),
-            "-" if entry["mtime_ns"] is None else to_the_minute(entry["mtime_ns"]),
+            "-" if entry["mtime_ns"] is None else local_time(entry["mtime_ns"] // 10**9, TO_THE_MINUTE),
         )
         for entry in entries
     ]

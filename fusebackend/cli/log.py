@@ -18,7 +18,7 @@ import click
 from fusebackend.base.errors import unless
 from fusebackend.base.paths import AgentPath, is_below
 from fusebackend.cli import target
-from fusebackend.cli.show import Failed, Output, json_option, padded, to_the_second, user_name
+from fusebackend.cli.show import Failed, Output, json_option, local_time, padded, user_name
 from fusebackend.cli.target import Target, complete_path, completing, mount_option, or_path
 from fusebackend.control.following import POLLED_S, until_end
 from fusebackend.history.records import is_call_name
@@ -272,7 +272,7 @@ def who(actor: Actor) -> str:
 
 def moment(time_ns: int) -> str:
     """Return a local time: of today without the day."""
-    return to_the_second(time_ns // 10**9).removeprefix(f"{datetime.now():%Y-%m-%d} ")
+    return local_time(time_ns // 10**9).removeprefix(f"{datetime.now():%Y-%m-%d} ")
 
 
 def _cut(text: str, columns: int) -> str:

@@ -295,27 +295,22 @@ def group_name(gid: int) -> str:
         return str(gid)
 
 
-def to_the_second(time_s: float) -> str:
-    return datetime.datetime.fromtimestamp(time_s).strftime("%Y-%m-%d %H:%M:%S")
+TO_THE_MINUTE, TO_THE_SECOND = "%Y-%m-%d %H:%M", "%Y-%m-%d %H:%M:%S"
 
 
-def to_the_minute(time_ns: int) -> str:
-    """A time to the minute, in the local zone; a number of seconds where the calendar has no such year."""
-    seconds = time_ns // 1_000_000_000
+def local_time(time_s: float, form: str = TO_THE_SECOND, fraction: str = "") -> str:
+    """A time in the local zone; a number of seconds, with this fraction, where the calendar has no such year."""
     try:
-        return datetime.datetime.fromtimestamp(seconds).strftime("%Y-%m-%d %H:%M")
+        return datetime.datetime.fromtimestamp(time_s).astimezone().strftime(form)
     except (OverflowError, ValueError, OSError):
-        return f"@{seconds}"
+        return f"@{time_s:.0f}{fraction}"
 
 
 def to_the_nanosecond(time_ns: int) -> str:
     """A time in the local zone with all its digits, as stat(1) prints it."""
-    seconds, nanoseconds = divmod(time_ns, 1_000_000_000)
-    try:
-        moment = datetime.datetime.fromtimestamp(seconds).astimezone()
-    except (OverflowError, ValueError, OSError):
-        return f"@{seconds}.{nanoseconds:09}"
-    return f"{moment:%Y-%m-%d %H:%M:%S}.{nanoseconds:09} {moment:%z}"
+    seconds, nanoseconds = divmod(time_ns, 10**9)
+    fraction = f".{nanoseconds:09}"
+    return local_time(seconds, f"{TO_THE_SECOND}{fraction} %z", fraction)
 
 
 def age(age_ns: int) -> str:

@@ -18,7 +18,7 @@ from fusebackend.base.errors import unless
 from fusebackend.base.paths import ROOT, AgentPath, join
 from fusebackend.cli import target
 from fusebackend.cli.log import complete_call
-from fusebackend.cli.show import Complaints, Failed, Output, aligned, confirm_deletion, json_option, note, to_the_second
+from fusebackend.cli.show import Complaints, Failed, Output, aligned, confirm_deletion, json_option, local_time, note
 from fusebackend.cli.target import complete_path, completing, mount_option, on_mount, or_path
 from fusebackend.linux.unmount import holders
 from fusebackend.protocol import MountProtocol, RestoreResult
@@ -72,7 +72,7 @@ def list_snapshots(files: MountProtocol, with_automatic: bool, output: Output) -
     kept = files.snapshots()
     found = [each for each in kept if with_automatic or not each.name.startswith(AUTOMATIC)]
     rows = [
-        (output.name(each.name), to_the_second(each.time_ns // 10**9), " ".join(map(output.name, each.routes)))
+        (output.name(each.name), local_time(each.time_ns // 10**9), " ".join(map(output.name, each.routes)))
         for each in found
     ]
     empty = "no snapshots but automatic ones, which --all shows" if kept else "no snapshots"

@@ -10,7 +10,7 @@ import click
 
 from fusebackend.base.shown import shown
 from fusebackend.cli import target
-from fusebackend.cli.show import Output, aligned, json_option, to_the_second
+from fusebackend.cli.show import Output, aligned, json_option, local_time
 from fusebackend.cli.space import limit_text
 from fusebackend.cli.target import complete_mountpoint
 from fusebackend.linux import mount_table as table
@@ -111,7 +111,7 @@ def _trouble(route: dict[str, Any]) -> str | None:
     health = route.get("health") or {}
     if health.get("state", "healthy") == "healthy":
         return None
-    since = to_the_second(health.get("since") or 0)
+    since = local_time(health.get("since") or 0)
     fails = "; calls fail at once until it answers" if health["state"] == "down" else ""
     return f"{route.get('prefix')} is {health['state']} since {since}: {health.get('why')}{fails}"
 
@@ -127,7 +127,7 @@ def _headline(state: MountState) -> str:
     parts = [f"process {state.pid}"]
     started_at = state.status.get("started_at")
     if isinstance(started_at, int | float):
-        parts.append(f"since {to_the_second(started_at)}")
+        parts.append(f"since {local_time(started_at)}")
     if "place" in state.status:
         parts.append("not mounted")
     if state.status.get("read_only"):
