@@ -49,7 +49,7 @@ class Failed(click.ClickException):
         super().__init__(shown(message))
 
 
-class Complaints:
+class Complaints(contextlib.AbstractContextManager["Complaints"]):
     """The errors of a command that goes on with its next operand, each in a line of its own.
 
     complaints = Complaints()
@@ -67,9 +67,6 @@ class Complaints:
         self.count += len(messages)
         for message in messages:
             click.echo(f"Error: {shown(message)}", err=True)
-
-    def __enter__(self) -> Complaints:
-        return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

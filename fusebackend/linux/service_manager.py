@@ -14,7 +14,7 @@ import socket
 import threading
 import time
 from types import TracebackType
-from typing import Final, Self
+from typing import Final
 
 log = logging.getLogger(__name__)
 
@@ -31,7 +31,7 @@ SEND_TIMEOUT_S = 5.0
 """A manager that reads nothing does not hold up a mount."""
 
 
-class ServiceManager:
+class ServiceManager(contextlib.AbstractContextManager["ServiceManager"]):
     """Messages to a service manager. Without an address nothing is sent, and no thread started.
 
     Args:
@@ -53,9 +53,6 @@ class ServiceManager:
         """
         address = os.environ.pop(VARIABLE, "")
         return cls(address if is_main and address else None)
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None

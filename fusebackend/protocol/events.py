@@ -5,9 +5,10 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Literal, NamedTuple, Self, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
 
 __all__ = [
     "Change", "Changes", "EventKind", "EventSequence", "EventSource", "FileEvent",
@@ -95,7 +96,7 @@ class FileEvent:
     """When the event was queued, by this host's clock, since 1970."""
 
 
-class EventSequence(abc.ABC):
+class EventSequence(AbstractContextManager["EventSequence"]):
     """Events as `get` gives them: an iterator, and a block that closes it."""
 
     @abc.abstractmethod
@@ -114,9 +115,6 @@ class EventSequence(abc.ABC):
         if event is None:
             raise StopIteration
         return event
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

@@ -15,7 +15,6 @@ import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Self
 
 from fusebackend.base.context import closing_fd
 from fusebackend.base.deadline import is_readable
@@ -31,7 +30,7 @@ from fusebackend.shell.mountcheck import MountCheck
 log = logging.getLogger(__name__)
 
 
-class Launch(abc.ABC):
+class Launch(contextlib.AbstractContextManager["Launch"]):
     """Used by one thread, as a context manager: its end is the end of everything that was started.
 
     `process` is a child of ours with pipes for its input and output. Without a sandbox it is the command's first
@@ -72,9 +71,6 @@ class Launch(abc.ABC):
         for pipe in (self.process.stdin, self.process.stdout, self.process.stderr):
             if pipe is not None:
                 pipe.close()
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *error: object) -> None:
         try:
