@@ -317,7 +317,8 @@ class Limits:
             self._all.remove()
 
     def _limit_each(self, pid: int) -> None:
-        limits = {resource.RLIMIT_CORE: NO_CORE, **{RLIMITS[name]: most for name, most in rlimits().items()}}
+        limits = {resource.RLIMIT_CORE: NO_CORE, resource.RLIMIT_NOFILE: OPEN_FILES}
+        limits |= {RLIMITS[name]: most for name, most in rlimits().items()}
         if self._groups.version_for("memory") is None:
             # Not RLIMIT_AS: reserved memory costs nothing, and virtual machines reserve gigabytes.
             limits[resource.RLIMIT_DATA] = self._options.memory_bytes
@@ -328,11 +329,8 @@ class Limits:
         for number, most in limits.items():
             _, hard = resource.prlimit(pid, number)
             value = most if hard == resource.RLIM_INFINITY else min(most, hard)
-            resource.prlimit(pid, number, (value, value))
+            resource.prlimit(pid, number, (value, hard if number == resource.RLIMIT_NOFILE else value))
         _write(f"/proc/{pid}/oom_score_adj", str(FIRST_TO_GO))  # also, a server that is protected must not hand that on
-        _, hard = resource.prlimit(pid, resource.RLIMIT_NOFILE)
-        soft = OPEN_FILES if hard == resource.RLIM_INFINITY else min(OPEN_FILES, hard)
-        resource.prlimit(pid, resource.RLIMIT_NOFILE, (soft, hard))
 
     def describe(self) -> dict[str, Any]:
         """How memory, processes and processors are limited, in words."""
