@@ -555,10 +555,8 @@ def _listed(url: Url, what: str) -> Iterable[Finding]:
         backend = open_backend(url)
     except UrlError as failure:
         return [error(what, str(failure), _mend_of(str(failure), mend))]
-    try:
+    with contextlib.closing(backend):
         said = backend.ls("/").error
-    finally:
-        backend.close()
     return [ok(what, "the bucket answers") if said is None else error(what, said, mend)]
 
 
@@ -569,8 +567,8 @@ def _docker(url: Url, what: str) -> Iterable[Finding]:
     try:
         connect().close()
     except OSError as failure:
-        mend = "pip install 'fusebackend[docker]'" if "pip install" in str(failure) else "start it, or set DOCKER_HOST"
-        return [error(what, failure.strerror or str(failure), mend)]
+        said = failure.strerror or str(failure)
+        return [error(what, said, _mend_of(said, "start it, or set DOCKER_HOST"))]
     return [ok(what, "the Docker engine answers")]
 
 
