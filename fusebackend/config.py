@@ -49,7 +49,7 @@ from fusebackend.history.requests import ApprovalOptions
 from fusebackend.linux import mount_table
 from fusebackend.protocol import DEFAULT_TTL_S
 from fusebackend.protocol.scheme import UrlError
-from fusebackend.rules.rule import RouteRules
+from fusebackend.rules.rule import RouteRules, RuleTable
 from fusebackend.rules.view import View, checked_views
 from fusebackend.shell.options import ShellOptions
 from fusebackend.vfs.options import DEFAULT_DEADLINE_S, RouteLimits, Shown, TreesOptions, check_name
@@ -344,14 +344,6 @@ class RouteSettings(Table, frozen=True, kw_only=True):
     def has(self) -> str:
         """What it has that the command line can't say with a URL: `rules`, `limits`, or nothing."""
         return "rules" if self.rules else "limits" if self.text != self.url else ""
-
-
-class RuleTable(Table, frozen=True, kw_only=True):
-    """A rule of a view, which `Rule` explains."""
-
-    operations: Annotated[Sequence[str], Setting("read, write, execute, or several of them.")]
-    paths: Annotated[Sequence[str], Setting("Globs of absolute paths.")]
-    mode: Annotated[str, Setting("allow, deny, interrupt, hide or append.")] = "allow"
 
 
 class ViewTable(Table, frozen=True, kw_only=True):

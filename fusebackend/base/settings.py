@@ -173,7 +173,7 @@ def read_table(table: type[T], said: Mapping[str, Any], place: str = "", start: 
         elif field.key in said:
             given[field.name] = field.read(said[field.key], before + field.key)
         elif field.default is msgspec.NODEFAULT:
-            raise ConfigError(f"'{place}': {field.key} is missing")
+            raise ConfigError(f"'{place}': {field.key} is missing" if place else f"{field.key} is missing")
     try:
         return table(**given) if start is None else msgspec.structs.replace(start, **given)
     except ValueError as error:

@@ -17,7 +17,7 @@ from msgspec.structs import force_setattr
 
 from fusebackend.base.errors import UserError
 from fusebackend.base.paths import PathError, normalise
-from fusebackend.base.settings import Setting, Table
+from fusebackend.base.settings import ConfigError, Setting, Table, read_table
 
 Operation = Literal["read", "write", "execute"]
 Mode = Literal["allow", "deny", "interrupt", "hide", "append"]
@@ -38,6 +38,14 @@ a newline, so that it could be made where nothing may."""
 
 class RuleError(UserError, ValueError):
     """A rule is invalid. Its `str` is one line that says which, and what to write."""
+
+
+class RuleTable(Table, frozen=True, kw_only=True):
+    """A rule of a view, which `Rule` explains."""
+
+    operations: Annotated[Sequence[str], Setting("read, write, execute, or several of them.")]
+    paths: Annotated[Sequence[str], Setting("Globs of absolute paths.")]
+    mode: Annotated[str, Setting("allow, deny, interrupt, hide or append.")] = "allow"
 
 
 @dataclass(frozen=True)
@@ -101,21 +109,17 @@ class Rule:
         if isinstance(said, Rule):
             return said
         if isinstance(said, Mapping):
-            unknown = sorted(set(said) - {"operations", "paths", "mode"})
-            if unknown:
-                raise RuleError(f"unknown key '{unknown[0]}'; known: operations, paths, mode")
-            given, dots = dict(said), True
+            given, dots = said, True
         else:
             given = {key: getattr(said, key, None) for key in ("operations", "paths", "mode")}
             if given["operations"] is None or given["paths"] is None:
                 raise RuleError(f"a {type(said).__name__} is no rule: it needs operations, paths and mode")
             dots = given["mode"] != "allow"
-        for key in ("operations", "paths"):
-            if key not in given:
-                raise RuleError(f"a rule has no {key}")
-            if not _is_texts(given[key]):
-                raise RuleError(f"{key} is {given[key]!r}, and no list of texts")
-        return cls(tuple(given["operations"]), tuple(given["paths"]), given.get("mode") or "allow", dots)
+        try:
+            table: Any = read_table(RuleTable, {key: value for key, value in given.items() if value is not None})
+        except ConfigError as error:
+            raise RuleError(str(error)) from None
+        return cls(tuple(table.operations), tuple(table.paths), table.mode, dots)
 
     def described(self) -> dict[str, Any]:
         """Return the rule as JSON: `operations`, `paths`, `mode`."""
@@ -125,10 +129,6 @@ class Rule:
 def matched(path: str) -> str:
     """Return a path as the patterns of globs have it."""
     return path.replace("\n", _NEWLINE)
-
-
-def _is_texts(value: object) -> bool:
-    return isinstance(value, Iterable) and not isinstance(value, str) and all(isinstance(each, str) for each in value)
 
 
 def _check(path: str) -> None:
