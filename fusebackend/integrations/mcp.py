@@ -16,7 +16,7 @@ import mimetypes
 import os
 import re
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
+from collections.abc import AsyncIterator, Callable
 from functools import partial
 from typing import Any
 from urllib.parse import quote, unquote
@@ -31,6 +31,8 @@ from mcp.server.stdio import stdio_server
 from mcp.server.subscriptions import InMemorySubscriptionBus, ListenHandler
 from mcp.shared.exceptions import MCPError
 from mcp.shared.subscriptions import ResourceUpdated
+from starlette.responses import PlainTextResponse
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from fusebackend.base.awaiting import aside
 from fusebackend.base.shown import name_shown, shown
@@ -57,8 +59,6 @@ it back. To try something, make a branch: the same files are below /.fusebackend
 INSTRUCTIONS_OF_A_VIEW = "Files of agents. Paths begin with /. What may be seen and changed is decided by the mount."
 
 Context = ServerRequestContext[Any, Any]
-Scope = MutableMapping[str, Any]
-App = Callable[[Scope, Any, Any], Awaitable[None]]
 
 PATH = "/mcp"
 
@@ -308,7 +308,7 @@ def serve_http(files: Client, host: str, port: int, token: str, on_ready: Callab
         uvicorn.Server(config).run(sockets=[listening])
 
 
-def guarded(app: App, token: str, host: str) -> App:
+def guarded(app: ASGIApp, token: str, host: str) -> ASGIApp:
     """Answer 401 to a request without the token, and 403 to one of a web page: one whose `Host` or `Origin`, if it has
     one, names anything but this host or the machine itself. mcp's own check looks at their beginnings alone, and takes
     `http://127.0.0.1:80.evil.example` for its own."""
@@ -319,22 +319,15 @@ def guarded(app: App, token: str, host: str) -> App:
         b"origin": re.compile(rf"http://(?:{own})(?::\d{{1,5}})?".encode()),
     }
 
-    async def guard(scope: Scope, receive: Any, send: Any) -> None:
-        if scope["type"] != "http":
-            await app(scope, receive, send)
-            return
-        headers = scope["headers"]
-        if not hmac.compare_digest(dict(headers).get(b"authorization", b""), expected):
-            await _refuse(send, 401, b"the token is missing or wrong\n", (b"www-authenticate", b"Bearer"))
-        elif not all(ours[name].fullmatch(value) for name, value in headers if name in ours):
-            await _refuse(send, 403, b"requests of web pages are refused\n")
-        else:
-            await app(scope, receive, send)
+    async def guard(scope: Scope, receive: Receive, send: Send) -> None:
+        answering = app
+        if scope["type"] == "http":
+            headers = scope["headers"]
+            if not hmac.compare_digest(dict(headers).get(b"authorization", b""), expected):
+                bearer = {"WWW-Authenticate": "Bearer"}
+                answering = PlainTextResponse("the token is missing or wrong\n", 401, bearer)
+            elif not all(ours[name].fullmatch(value) for name, value in headers if name in ours):
+                answering = PlainTextResponse("requests of web pages are refused\n", 403)
+        await answering(scope, receive, send)
 
     return guard
-
-
-async def _refuse(send: Any, status: int, why: bytes, *headers: tuple[bytes, bytes]) -> None:
-    headers = (*headers, (b"content-type", b"text/plain"))
-    await send({"type": "http.response.start", "status": status, "headers": headers})
-    await send({"type": "http.response.body", "body": why})
