@@ -294,16 +294,14 @@ class FusebackendFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec
         error = self.client.delete(path).error
         if error is not None:
             _found(path, self.client.stat(path))  # ENOENT
-            raise OSError(errno.EIO, error, path)
+            _require(path, error)
 
     def mv(self, path1: Any, path2: Any, recursive: bool = False, maxdepth: int | None = None, **options: Any) -> None:
         """Rename in one call, where nothing is at the new name; else copy and delete."""
         if isinstance(path1, str) and isinstance(path2, str) and maxdepth is None and not path2.endswith("/"):
             source, target = self._strip_protocol(path1), self._strip_protocol(path2)
             if self.lexists(source) and not self.lexists(target):
-                error = self.client.move(source, target).error
-                if error is not None:
-                    raise OSError(errno.EIO, error, source)
+                _require(source, self.client.move(source, target).error)
                 return
         super().mv(path1, path2, recursive=recursive, maxdepth=maxdepth, **options)
 
@@ -416,12 +414,11 @@ def _found(path: str, answer: StatResult) -> StatResult:
     if answer.code is not None:
         said = answer.error if answer.code == INVALID_PATH else words_of(answer.code)
         raise OSError(errno_of(answer.code), said, path)
-    if answer.error is not None:  # the server could not be asked
-        raise OSError(errno.EIO, answer.error, path)
+    _require(path, answer.error)  # the server could not be asked
     return answer
 
 
 def _require(path: str, error: str | None) -> None:
-    """Raise the error of an upload or a download."""
+    """Raise the error of a verb's record."""
     if error is not None:
         raise OSError(errno_of(error), words_of(error), path)
