@@ -30,7 +30,6 @@ from fusebackend.base.errors import IS_DIRECTORY
 from fusebackend.base.paths import is_below
 from fusebackend.base.shown import name_meant, name_shown, shown
 from fusebackend.base.sizes import short_size
-from fusebackend.integrations.deepagents import adopt
 from fusebackend.integrations.texts import ABSENT, NO_TEXT, NotChanged, NoText, Texts
 from fusebackend.text import as_shown, keep_line_ends, replace_string
 
@@ -71,9 +70,7 @@ class MemoryTool(BetaAbstractMemoryTool):
 
     def __init__(self, backend: Any, root: str = MEMORIES, **options: Any) -> None:
         super().__init__(**options)
-        self._files = adopt(backend)
-        self._root = posixpath.normpath("/" + root.strip("/"))
-        self._texts = Texts(self._files, self._root)
+        self._texts = Texts(backend, root)
 
     def view(self, command: beta.BetaMemoryTool20250818ViewCommand) -> str:
         path = self._path(command.path)
@@ -93,7 +90,7 @@ class MemoryTool(BetaAbstractMemoryTool):
 
     def create(self, command: beta.BetaMemoryTool20250818CreateCommand) -> str:
         path = self._path(command.path)
-        error = self._files.write(path, command.file_text).error if path != self._root else "it is the root"
+        error = self._texts.files.write(path, command.file_text).error if path != self._texts.root else "it is the root"
         if error is not None:
             raise ToolError(f"File {command.path} already exists" if self._texts.kind(path) else shown(error))
         return f"File created successfully at: {command.path}"
@@ -129,20 +126,20 @@ class MemoryTool(BetaAbstractMemoryTool):
 
     def delete(self, command: beta.BetaMemoryTool20250818DeleteCommand) -> str:
         path = self._path(command.path, "delete")
-        self._require(self._files.delete(path).error, path, command.path)
+        self._require(self._texts.files.delete(path).error, path, command.path)
         return f"Successfully deleted {command.path}"
 
     def rename(self, command: beta.BetaMemoryTool20250818RenameCommand) -> str:
         old, new = self._path(command.old_path, "rename"), self._path(command.new_path)
         if self._texts.kind(new):
             raise ToolError(f"The destination {command.new_path} already exists")
-        self._require(self._files.move(old, new).error, old, command.old_path)
+        self._require(self._texts.files.move(old, new).error, old, command.old_path)
         return f"Successfully renamed {command.old_path} to {command.new_path}"
 
     def clear_all_memory(self) -> str:
-        for entry in self._files.ls(self._root).entries or []:
+        for entry in self._texts.files.ls(self._texts.root).entries or []:
             path = entry["path"].rstrip("/")
-            self._require(self._files.delete(path).error, path, path)
+            self._require(self._texts.files.delete(path).error, path, path)
         return "All memory cleared"
 
     def _path(self, given: str, verb: str = "") -> str:
@@ -154,7 +151,7 @@ class MemoryTool(BetaAbstractMemoryTool):
             raise ToolError(f"Path {given} would escape {MEMORIES} directory")
         if verb and path == MEMORIES:
             raise ToolError(f"Cannot {verb} the {MEMORIES} directory itself")
-        return posixpath.normpath(f"{self._root}/{path.removeprefix(MEMORIES)}".replace("//", "/"))
+        return posixpath.normpath(f"{self._texts.root}/{path.removeprefix(MEMORIES)}".replace("//", "/"))
 
     def _require(self, error: str | None, path: str, given: str) -> None:
         if error is not None:
@@ -162,7 +159,9 @@ class MemoryTool(BetaAbstractMemoryTool):
 
     def _listed(self, path: str, above: str, depth: int) -> Iterator[str]:
         """The lines of `view` below a directory: sizes, and paths as the model knows them."""
-        entries = {posixpath.basename(each["path"].rstrip("/")): each for each in self._files.ls(path).entries or []}
+        entries = {
+            posixpath.basename(each["path"].rstrip("/")): each for each in self._texts.files.ls(path).entries or []
+        }
         for name, entry in sorted(entries.items()):
             if name.startswith("."):
                 continue

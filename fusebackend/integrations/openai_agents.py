@@ -35,7 +35,6 @@ from agents.tool_context import ToolContext
 from fusebackend.base.awaiting import aside
 from fusebackend.base.errors import IS_DIRECTORY
 from fusebackend.base.shown import name_meant, name_shown, shown
-from fusebackend.integrations.deepagents import adopt
 from fusebackend.integrations.texts import ABSENT, NotChanged, NoText, Texts
 from fusebackend.integrations.tools import TOOLS, Refused, Tool, check
 from fusebackend.linux.command import streams
@@ -67,7 +66,7 @@ def shell_tool(backend: Any, *, root: str = "/", agent: str = "", **options: Any
         TypeError: the backend runs no commands.
     """
     place = _Place(backend, root, agent)
-    if not place.files.can_execute:
+    if not place.texts.files.can_execute:
         raise TypeError(f"{backend!r} runs no commands")
 
     async def run(request: agents.ShellCommandRequest) -> ShellResult:
@@ -75,9 +74,9 @@ def shell_tool(backend: Any, *, root: str = "/", agent: str = "", **options: Any
         timeout = math.ceil(asked.timeout_ms / 1000) if asked.timeout_ms else None
         outputs: list[ShellCommandOutput] = []
         for command in asked.commands:
-            line = command if place.root == "/" else f"cd {shlex.quote(place.root)} || exit\n{command}"
+            line = command if place.texts.root == "/" else f"cd {shlex.quote(place.texts.root)} || exit\n{command}"
             with place.acting(request.data.call_id):
-                done = await place.files.aexecute(line, timeout=timeout)
+                done = await place.texts.files.aexecute(line, timeout=timeout)
             stdout, stderr, timed_out = streams(done)
             outcome = ShellCallOutcome("timeout") if timed_out else ShellCallOutcome("exit", done.exit_code)
             outputs.append(ShellCommandOutput(stdout, stderr, outcome, command))
@@ -106,11 +105,11 @@ class PatchEditor:
 
     def __init__(self, backend: Any, *, root: str = "/", agent: str = "") -> None:
         self._place = _Place(backend, root, agent)
-        self._texts = Texts(self._place.files, self._place.root)
+        self._texts = self._place.texts
 
     async def create_file(self, operation: ApplyPatchOperation) -> ApplyPatchResult:
         def create(path: str) -> str:
-            check(self._place.files.write(path, _patched("", operation, "create")).error)
+            check(self._texts.files.write(path, _patched("", operation, "create")).error)
             return f"Created {operation.path}"
 
         return await self._result(operation, create)
@@ -125,8 +124,8 @@ class PatchEditor:
             if target == path:
                 return f"Updated {operation.path}"
             after = self._text(path)
-            error = self._place.files.move(path, target).error
-            if error and self._place.files.edit(path, after, before).error:  # others have changed it since
+            error = self._texts.files.move(path, target).error
+            if error and self._texts.files.edit(path, after, before).error:  # others have changed it since
                 error = f"it is updated, and not moved: {error}"
             check(error)
             return f"Updated {operation.path}\nMoved {operation.path} to {operation.move_to}"
@@ -134,14 +133,14 @@ class PatchEditor:
         return await self._result(operation, update)
 
     def _text(self, path: str) -> str:
-        return (self._place.files.download_files([path])[0].content or b"").decode("utf-8", "replace")
+        return (self._texts.files.download_files([path])[0].content or b"").decode("utf-8", "replace")
 
     async def delete_file(self, operation: ApplyPatchOperation) -> ApplyPatchResult:
         def delete(path: str) -> str:
             kind = self._texts.kind(path)
             if kind != "file":
                 raise NoText(IS_DIRECTORY if kind else ABSENT)
-            check(self._place.files.delete(path).error)
+            check(self._texts.files.delete(path).error)
             return f"Deleted {operation.path}"
 
         return await self._result(operation, delete)
@@ -161,17 +160,16 @@ class _Place:
     """A directory of a backend, and who works there."""
 
     def __init__(self, backend: Any, root: str, agent: str) -> None:
-        self.files = adopt(backend)
-        self.root = posixpath.normpath("/" + root.strip("/"))
+        self.texts = Texts(backend, root)
         self._actor = getattr(backend, "actor", NOBODY)
         self._agent = agent
 
     def path(self, given: str) -> str:
         """The path in the backend. Raises `Refused` if it leads out of the root."""
-        path = posixpath.normpath("./" + posixpath.join(self.root, given).lstrip("/"))
+        path = posixpath.normpath("./" + posixpath.join(self.texts.root, given).lstrip("/"))
         absolute = "/" if path == "." else f"/{path}"
-        if path.split("/")[0] == ".." or not f"{absolute}/".startswith(self.root.rstrip("/") + "/"):
-            raise Refused(f"'{given}' leads out of {self.root}")
+        if path.split("/")[0] == ".." or not f"{absolute}/".startswith(self.texts.root.rstrip("/") + "/"):
+            raise Refused(f"'{given}' leads out of {self.texts.root}")
         return absolute
 
     @contextlib.contextmanager
@@ -183,13 +181,13 @@ class _Place:
 
     def function(self, tool: Tool) -> agents.FunctionTool:
         has_default = "path" in tool.schema["properties"] and "path" not in tool.schema.get("required", ())
-        begin = {"path": name_shown(self.root)} if has_default else {}
+        begin = {"path": name_shown(self.texts.root)} if has_default else {}
 
         async def call(context: ToolContext[Any], given: str) -> str:
             try:
                 arguments = begin | json.loads(given or "{}")
                 with self.acting(context.tool_call_id):
-                    return await tool.answer(self.files, arguments, self.path)
+                    return await tool.answer(self.texts.files, arguments, self.path)
             except (Refused, ValueError, TypeError) as error:
                 return f"error: {error}"
 

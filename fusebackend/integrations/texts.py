@@ -9,9 +9,10 @@ from __future__ import annotations
 import posixpath
 import threading
 from collections.abc import Callable
+from typing import Any
 
 from fusebackend.base.errors import IS_DIRECTORY
-from fusebackend.composite.backend import CompositeBackend
+from fusebackend.integrations.deepagents import adopt
 
 ABSENT, NO_TEXT = "absent", "no text"
 """Why there is no text at a path. Else it is a directory, `IS_DIRECTORY`, or what the backend says."""
@@ -38,27 +39,34 @@ class Texts:
     """The text files of a backend.
 
     Args:
-        files: the backend, as `adopt` gives it.
+        backend: any backend, in any dialect.
         root: a directory that is there, whether the backend lists it or not.
+
+    Attributes:
+        files: the backend, as `adopt` gives it.
+        root: the directory's normalised path.
+
+    Raises:
+        TypeError: `backend` is no backend.
     """
 
-    def __init__(self, files: CompositeBackend, root: str) -> None:
-        self._files = files
-        self._root = root
+    def __init__(self, backend: Any, root: str) -> None:
+        self.files = adopt(backend)
+        self.root = posixpath.normpath("/" + root.strip("/"))
         self._turns = [threading.Lock() for _ in range(TURNS)]
 
     def kind(self, path: str) -> str | None:
         """`"directory"`, `"file"` or None. The directory above is asked: not every backend refuses an absent one."""
-        if path == self._root:
+        if path == self.root:
             return "directory"
-        for entry in self._files.ls(posixpath.dirname(path)).entries or []:
+        for entry in self.files.ls(posixpath.dirname(path)).entries or []:
             if entry["path"].rstrip("/") == path:
                 return "directory" if entry.get("is_dir") else "file"
         return None
 
     def read(self, path: str) -> str:
         """Return the text. Raises `NoText`."""
-        answer = self._files.download_files([path])[0]
+        answer = self.files.download_files([path])[0]
         if answer.content is None or answer.error is not None:
             kind = self.kind(path)
             if kind is None:
@@ -91,9 +99,9 @@ class Texts:
                 if old == new:
                     return text
                 if old:
-                    error = self._files.edit(path, old, new).error
+                    error = self.files.edit(path, old, new).error
                 else:
-                    error = self._files.upload_files([(path, new.encode())])[0].error
+                    error = self.files.upload_files([(path, new.encode())])[0].error
                 if error is None:
                     return text
                 if refused == text:  # nobody else has changed it meanwhile: the backend does not take this change
