@@ -94,8 +94,9 @@ class TestRealWork:
     def test_the_same_steps_as_on_a_copy(self, mounted: Mounted, files: Client, tmp_path: Path) -> None:
         sh(SCENE, mounted.path)
         (mounted.path / "notes/note").write_text("note")
-        files.create_branch("work")
+        made = files.create_branch("work")
         copy, branch = tmp_path / "copy", branch_of(mounted.path, "work")
+        assert f"{mounted.path}{made.path}" == str(branch)
         sh(f"cp -a '{branch}' '{copy}'", tmp_path)
         before = trees.snapshot(mounted.path)
         source = random.Random(7)

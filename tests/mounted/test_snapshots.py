@@ -141,7 +141,8 @@ def test_names_come_and_go_at_once(mounted: Mounted) -> None:
         for number in range(20):
             (mounted.path / "file").write_text(str(number))
             assert not kept(mounted, "one").exists() and os.listdir(kept(mounted)) == []
-            client.create_snapshot("one")
+            made = client.create_snapshot("one")
+            assert client.snapshots() == [made] and made.path == "/.fusebackend/snapshots/one"
             assert kept(mounted, "one").exists() and os.listdir(kept(mounted)) == ["one"]
             assert kept(mounted, "one/file").read_text() == str(number)
             assert not kept(mounted, "one/other").exists()
