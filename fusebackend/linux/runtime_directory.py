@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import itertools
 import os
 import stat
 import tempfile
@@ -56,10 +57,12 @@ def _private(path: str) -> str:
 
 PREFIX = "fusebackend"
 
+_numbers = itertools.count(1)
 
-def own_name(number: int) -> str:
-    """Return a name with this process's identity and a number."""
-    return f"{PREFIX}-{identity(os.getpid())}-{number}"
+
+def own_name() -> str:
+    """Return a new name with this process's identity."""
+    return f"{PREFIX}-{identity(os.getpid())}-{next(_numbers)}"
 
 
 def remove_stale(directory: str, remove: Callable[[str], None]) -> None:

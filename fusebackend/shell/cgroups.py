@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import itertools
 import logging
 import os
 import resource
@@ -40,8 +39,6 @@ CONTROLLERS = ("memory", "pids", "cpu")
 
 CPU_PERIOD_US = 100_000
 """In each period, all commands together may use so many microseconds for each processor that they may have."""
-
-_numbers = itertools.count(1)
 
 
 @dataclass(frozen=True)
@@ -84,7 +81,7 @@ class ControlGroups:
         Raises:
             OSError: the kernel does not take it.
         """
-        name = runtime_directory.own_name(next(_numbers))
+        name = runtime_directory.own_name()
         parents = [place.directory for place in self.places] if above is None else above.directories
         group = Group([os.path.join(parent, name) for parent in parents])
         try:
@@ -204,7 +201,7 @@ def _handed_down(directory: str) -> set[str]:
 def _can_make_groups(place: Place) -> bool:
     """Return True if a group can be made, by trying it: modes, delegation and other confinement decide; and move a
     child there."""
-    name = os.path.join(place.directory, runtime_directory.own_name(0))
+    name = os.path.join(place.directory, runtime_directory.own_name())
     try:
         os.mkdir(name)
     except OSError:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import glob
-import itertools
 import logging
 import os
 import pwd
@@ -153,9 +152,6 @@ def environment(cwd: str, extra: dict[str, str]) -> dict[str, str]:
     }
 
 
-_numbers = itertools.count(1)
-
-
 class OwnDirectory:
     """A directory of this server's own, that only its user can enter. The next server removes that of a killed one.
     `directory` is None while there is none."""
@@ -166,7 +162,7 @@ class OwnDirectory:
     def make_in(self, above: str) -> None:
         """Make it. OSError."""
         runtime_directory.remove_stale(above, _remove)
-        made = os.path.join(above, runtime_directory.own_name(next(_numbers)))
+        made = os.path.join(above, runtime_directory.own_name())
         os.mkdir(made, 0o700)
         self.directory = made
 

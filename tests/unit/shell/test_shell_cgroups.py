@@ -147,7 +147,7 @@ class TestGroups:
     def test_those_of_a_killed_server_are_removed_with_what_is_in_them(self, kernel: Path) -> None:
         ended = subprocess.Popen(["true"])
         ended.wait()
-        mine = runtime_directory.own_name(1).split("-")
+        mine = runtime_directory.own_name().split("-")
         theirs = "-".join([*mine[:2], str(ended.pid), *mine[3:]])
         os.mkdir(kernel / theirs)
         os.mkdir(kernel / theirs / "one")
@@ -213,7 +213,7 @@ class TestOwner:
     def test_names_of_processes_that_are_gone(self, tmp_path: Path) -> None:
         ended = subprocess.Popen(["true"])
         ended.wait()
-        mine = runtime_directory.own_name(3)
+        mine = runtime_directory.own_name()
         prefix, namespace, pid, began, _ = mine.split("-")
         stale = {
             f"{prefix}-{namespace}-{ended.pid}-{began}-1",
@@ -221,7 +221,7 @@ class TestOwner:
         }
         others = {
             mine,
-            runtime_directory.own_name(0),
+            runtime_directory.own_name(),
             f"{prefix}-1-{ended.pid}-{began}-1",
             "fusebackend-x",
             "other",
