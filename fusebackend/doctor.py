@@ -28,7 +28,7 @@ from fusebackend.base.deadline import GivenUp, within
 from fusebackend.base.extras import EXTRA_OF, is_installed
 from fusebackend.base.paths import ROOT
 from fusebackend.config import MountPlan
-from fusebackend.databases.postgres import conninfo_of
+from fusebackend.databases.dsn import conninfo_of
 from fusebackend.linux import mount_table as table
 from fusebackend.linux import proc, runtime_directory
 from fusebackend.linux.bind_mount import (

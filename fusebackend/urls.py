@@ -92,7 +92,7 @@ SCHEMES: Final = Schemes({
     "store+postgres": "fusebackend.backends.store.backend:StoreBackend",
     "threads+sqlite": "fusebackend.backends.threads.backend:ThreadsBackend",
     "threads+postgres": "fusebackend.backends.threads.backend:ThreadsBackend",
-    "postgres": "fusebackend.backends.postgres.backend:PostgresBackend",
+    "postgres": "fusebackend.backends.postgres.opening:SCHEMES",
     "s3": "fusebackend.backends.object_store.opening:SCHEMES",
     "gs": "fusebackend.backends.object_store.opening:SCHEMES",
     "az": "fusebackend.backends.object_store.opening:SCHEMES",

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from fusebackend.backends.memory import InMemoryBackend as InMemoryBackend
     from fusebackend.backends.object_store.remote import ObjectStoreBackend as ObjectStoreBackend
     from fusebackend.backends.object_store.remote import S3Backend as S3Backend
-    from fusebackend.backends.postgres import PostgresBackend as PostgresBackend
+    from fusebackend.backends.postgres.backend import PostgresBackend as PostgresBackend
     from fusebackend.backends.sandbox.base import BaseSandbox as BaseSandbox
     from fusebackend.backends.sandbox.docker import DockerBackend as DockerBackend
     from fusebackend.backends.sandbox.hosted import E2BBackend as E2BBackend
@@ -49,7 +49,7 @@ _NAMES = {
     "backends.fsspec.remote": "FsspecBackend",
     "backends.memory": "InMemoryBackend",
     "backends.object_store.remote": "ObjectStoreBackend S3Backend",
-    "backends.postgres": "PostgresBackend",
+    "backends.postgres.backend": "PostgresBackend",
     "backends.sandbox.base": "BaseSandbox",
     "backends.sandbox.docker": "DockerBackend",
     "backends.sandbox.hosted": "E2BBackend ModalBackend",

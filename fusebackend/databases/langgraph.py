@@ -12,7 +12,7 @@ import threading
 from collections.abc import Iterator, Mapping, MutableMapping
 from typing import Any
 
-from fusebackend.databases.postgres import LIBPQ_WORDS
+from fusebackend.databases.dsn import LIBPQ_WORDS
 
 
 def loaded_class(module: str, name: str) -> Any:

@@ -21,14 +21,14 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
+from typing import Any, Protocol, TypeAlias, TypeVar
+
+import psycopg
+from psycopg import Connection
 
 from fusebackend.base.deadline import is_readable
 from fusebackend.databases.pipeline import Rows, Statement, is_lost, send
 from fusebackend.databases.postgres import connect, pause_s
-
-if TYPE_CHECKING:
-    from psycopg import Connection
 
 log = logging.getLogger(__name__)
 
@@ -133,8 +133,6 @@ class Listener:
         Raises:
             psycopg.Error: the server's, or there is no connection.
         """
-        import psycopg
-
         assert threading.current_thread() is not self._thread, "it would wait for itself"
         future: Future[T] = Future()
         with self._guard:
@@ -154,8 +152,6 @@ class Listener:
     # -- the thread --------------------------------------------------------------------------------------------
 
     def _run(self, connection: Connection[Any] | None) -> None:
-        import psycopg
-
         try:
             self._receive(connection)
         finally:  # whatever ended it: without the thread a job would wait for ever
@@ -166,8 +162,6 @@ class Listener:
 
     def _receive(self, connection: Connection[Any] | None) -> None:
         """Receive until `close`, with a new connection after each loss."""
-        import psycopg
-
         attempts = 0
         connected_at = time.monotonic()
         while not self._ended:
@@ -253,8 +247,6 @@ class Listener:
 
     def _work_off(self, connection: Connection[Any]) -> None:
         """Run the jobs. The loss of the connection is raised; the job is then run with the next one."""
-        import psycopg
-
         while self._jobs:
             job = self._jobs[0]
             try:

@@ -18,13 +18,15 @@ import select
 import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
+
+from psycopg import Connection, Error, OperationalError
+from psycopg.adapt import PyFormat, Transformer
+from psycopg.errors import error_from_result
+from psycopg.pq import ConnStatus, ExecStatus, TransactionStatus
+from psycopg.pq.abc import PGconn
 
 from fusebackend.base.deadline import is_readable
-
-if TYPE_CHECKING:
-    from psycopg import Connection
-    from psycopg.pq.abc import PGconn
 
 Statement: TypeAlias = tuple[str, Sequence[object]]
 Rows: TypeAlias = list[tuple[Any, ...]]
@@ -68,9 +70,6 @@ def send(
         psycopg.Error: of the first statement that failed; those after it have not been run. A connection that was lost
             or silent for too long is closed.
     """
-    from psycopg import OperationalError
-    from psycopg.adapt import Transformer
-
     if connection.closed:
         raise OperationalError("the connection is closed")
     transformer = Transformer(connection)
@@ -111,8 +110,6 @@ def require_quiet(connection: Connection[Any]) -> None:
 
     For a batch that can't be repeated once it has been sent.
     """
-    from psycopg import OperationalError
-
     if not connection.closed:
         if not is_readable(connection.pgconn.socket, 0):
             return
@@ -122,9 +119,6 @@ def require_quiet(connection: Connection[Any]) -> None:
 
 def rollback(connection: Connection[Any]) -> None:
     """End a transaction with nothing done, if there is one. The loss of a connection does the same."""
-    from psycopg import Error
-    from psycopg.pq import TransactionStatus
-
     if connection.pgconn.transaction_status not in (TransactionStatus.INTRANS, TransactionStatus.INERROR):
         return
     try:
@@ -140,9 +134,6 @@ def _exchange(
     stall_s: float,
     watch: Callable[[], object] | None,
 ) -> list[Rows]:
-    from psycopg.errors import error_from_result
-    from psycopg.pq import ExecStatus
-
     pgconn = connection.pgconn
     pgconn.enter_pipeline_mode()
     known = _prepared.setdefault(connection, {})
@@ -203,8 +194,6 @@ def _start(
 @functools.cache
 def _binary(count: int) -> Sequence[Any]:
     """The formats of so many parameters."""
-    from psycopg.adapt import PyFormat
-
     return [PyFormat.BINARY] * count
 
 
@@ -222,9 +211,6 @@ def _numbered(query: str) -> bytes:
 
 def _results(connection: Connection[Any], stall_s: float, watch: Callable[[], object] | None) -> Any:
     """Each result as it arrives."""
-    from psycopg import OperationalError
-    from psycopg.pq import ConnStatus
-
     pgconn = connection.pgconn
     poll = select.poll()
     deadline = time.monotonic() + stall_s

@@ -21,16 +21,15 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Collection, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import Any, Final, TypeVar
+
+import psycopg
+from psycopg import Connection
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from fusebackend.base import jitter
 from fusebackend.base.waiting import Turns, will_wait
 from fusebackend.databases.pipeline import Rows, is_lost, rollback, rows_of
-from fusebackend.protocol.scheme import Url, UrlError
-
-if TYPE_CHECKING:
-    import psycopg
-    from psycopg import Connection
 
 T = TypeVar("T")
 
@@ -122,8 +121,6 @@ def translate_errors(
         rule: replaces the errno of the table.
         passes: SQLSTATEs of errors that pass as they are.
     """
-    import psycopg
-
     try:
         yield
     except psycopg.Error as error:
@@ -157,8 +154,6 @@ def connect(conninfo: str, set_up: Callable[[Connection[Any]], None] | None = No
         set_up: is called with the new connection, which is closed when that fails.
         options: libpq's words and arguments of `psycopg.connect`, in place of ours.
     """
-    import psycopg
-
     connection: Connection[Any] = psycopg.connect(conninfo, **{**_OPTIONS, **options})
     try:
         if set_up is not None:
@@ -169,35 +164,12 @@ def connect(conninfo: str, set_up: Callable[[Connection[Any]], None] | None = No
     return connection
 
 
-LIBPQ_WORDS = (
-    "application_name", "channel_binding", "connect_timeout", "gssencmode", "keepalives", "keepalives_count",
-    "keepalives_idle", "keepalives_interval", "krbsrvname", "load_balance_hosts", "options", "passfile", "password",
-    "port", "require_auth", "service", "sslcert", "sslcrl", "sslkey", "sslmode", "sslpassword", "sslrootcert", "sslsni",
-    "target_session_attrs", "tcp_user_timeout", "user",
-)  # fmt: skip
-"""Parameters of a `postgresql://` URI that are passed on to libpq."""
-
-
-def conninfo_of(url: Url) -> str:
-    """The DSN of a URL, with the parameters that are libpq's. UrlError if libpq does not understand it."""
-    from psycopg import ProgrammingError
-    from psycopg.conninfo import make_conninfo
-
-    words = {name: value for name, value in url.parameters.items() if name in LIBPQ_WORDS}
-    try:
-        return make_conninfo(url.rest, **words)
-    except ProgrammingError as error:
-        raise UrlError(f"'{url.masked}': {' '.join(str(error).split())}") from None
-
-
 def at_primary(conninfo: str) -> str:
     """The same words, for no server but one that takes changes, unless they say which.
 
     Where several hosts are named, libpq goes on to a standby while the primary restarts, and stays there. It answers
     with a state of before, and refuses all changes.
     """
-    from psycopg.conninfo import conninfo_to_dict, make_conninfo
-
     word = "target_session_attrs"
     if word in conninfo_to_dict(conninfo) or "PGTARGETSESSIONATTRS" in os.environ:
         return conninfo
@@ -217,8 +189,6 @@ def is_full(error: BaseException) -> bool:
 
 def when_free(open: Callable[[], T]) -> T:
     """The result of `open`, which connects; called again for `BUSY_S` while the server takes no more connections."""
-    import psycopg
-
     deadline = time.monotonic() + BUSY_S
     attempts = 0
     while True:
@@ -285,13 +255,10 @@ class Connections:
     def __init__(
         self, conninfo: str, size: int, set_up: Callable[[Connection[Any]], None] | None = None, **options: Any
     ) -> None:
-        import psycopg
-
         self.conninfo = conninfo
         self._set_up = set_up
         self._options = options
         self._places = Turns(size)
-        self._broken: tuple[type[Exception], ...] = (psycopg.OperationalError, psycopg.InterfaceError)
         self._changed = threading.Condition()  # guards all below
         self._idle: list[tuple[float, Connection[Any]]] = []  # until when; the last used is the last
         self._opened: weakref.WeakKeyDictionary[Connection[Any], float] = weakref.WeakKeyDictionary()  # when
@@ -347,7 +314,7 @@ class Connections:
                 connection = self._take(deadline)
                 try:
                     return connection, work(connection)
-                except self._broken as error:
+                except (psycopg.OperationalError, psycopg.InterfaceError) as error:
                     self._give_back(connection)
                     attempts += 1
                     if getattr(error, "sqlstate", None) in REPEATABLE:
@@ -366,8 +333,6 @@ class Connections:
         Raises:
             OSError: ETIMEDOUT if there is none by the deadline. A server that takes no more has `BUSY_S` instead.
         """
-        import psycopg
-
         full_until = time.monotonic() + BUSY_S
         attempts = 0
         while True:
@@ -414,8 +379,6 @@ class Connections:
 
     def _count(self, connection: Connection[Any]) -> None:
         """Look whether the server is full, if that is due. A pool that has what it needs is never refused one."""
-        import psycopg
-
         now = time.monotonic()
         if now - self._counted_at < COUNT_S:
             return

@@ -8,7 +8,7 @@ import random
 import stat
 import struct
 
-from fusebackend.backends.postgres import PostgresBackend
+from fusebackend.backends.postgres.backend import PostgresBackend
 from fusebackend.backends.sqlite.backend import SqliteBackend
 from fusebackend.protocol import ROOT_NODE, AttrChanges, Caller, NewFile, SnapshotVolume, State
 from fusebackend.volumes.agent_face import VolumeBackend

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from fusebackend.backends.postgres import PostgresBackend
+from fusebackend.backends.postgres.backend import PostgresBackend
 from fusebackend.backends.postgres.feed import VolumeFeed
 
 

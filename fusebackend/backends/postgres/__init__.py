@@ -1,6 +1,7 @@
 """`PostgresBackend`: a native volume in PostgreSQL that many hosts mount at once.
 
-backend.py                the agent face; from a URL to it
+opening.py                from a URL to a volume; all other modules need psycopg
+backend.py                the agent face
 volume.py stored_tree.py  the kernel face, and its storage with the limits in bytes and files
 transaction.py statements.py   one change, and the SQL
 schema.py                 the tables
@@ -15,7 +16,3 @@ host_session.py uses.py   this process among those that have the volume open, an
 feed.py                   changes of other hosts, and which of them have been read
 search.py                 `grep` and `glob`, and their index
 """
-
-from fusebackend.backends.postgres.backend import PostgresBackend
-
-__all__ = ["PostgresBackend"]

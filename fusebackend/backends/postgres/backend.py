@@ -5,41 +5,17 @@ from __future__ import annotations
 import functools
 from typing import ClassVar, Literal
 
+from fusebackend.backends.postgres import opening
 from fusebackend.backends.postgres.host_session import Worker
-from fusebackend.backends.postgres.schema import NAME_MAX_CHARACTERS, volume_names
+from fusebackend.backends.postgres.schema import NAME_MAX_CHARACTERS
 from fusebackend.backends.postgres.search import LEFT, ReadAhead, SearchIndexer, SearchQueries, TreeWalk, make_index
 from fusebackend.backends.postgres.volume import CONNECTIONS, PostgresVolume
-from fusebackend.base.extras import needed_by
 from fusebackend.base.globs import Matcher
-from fusebackend.databases.postgres import LIBPQ_WORDS, connect, conninfo_of, translate_errors
 from fusebackend.protocol import OnExists, checked_on_exists
-from fusebackend.protocol.scheme import (
-    LIMITS,
-    ON_EXISTS,
-    Parameter,
-    Scheme,
-    Url,
-    UrlError,
-    mask,
-    one_of,
-    positive,
-    require_modules,
-    url_errors,
-)
+from fusebackend.protocol.scheme import mask
 from fusebackend.volumes.agent_face import VolumeBackend
 from fusebackend.volumes.quota import Limits
 from fusebackend.volumes.search import FileSearch, Search
-
-OPTIONS = {
-    "conflict": Parameter(
-        one_of("error", "last-writer"),
-        "replacing a file that another host has changed since it was opened: error (default) or last-writer",
-    ),
-    "connections": Parameter(positive, "how many connections to the server, and so operations at once"),
-    **LIMITS,
-    **ON_EXISTS,
-}
-"""Parameters of a URL that are arguments of `PostgresBackend`."""
 
 
 class PostgresBackend(VolumeBackend):
@@ -59,20 +35,9 @@ class PostgresBackend(VolumeBackend):
         OSError: the server can't be reached or refuses, in one line; `VolumeDatabaseError` when the tables
             are of another version; or the `dsn` leads to a transaction pooler.
         ValueError: an argument can't be used.
-        ModuleNotFoundError: psycopg is not installed.
     """
 
-    schemes: ClassVar = {
-        "postgres": Scheme(
-            "postgres:DSN?volume=NAME",
-            "a volume in PostgreSQL that many hosts mount at once",
-            lambda url: open_postgres(url),
-            parameters={**OPTIONS, "volume": Parameter(str, "which volume of the database; several can be in one")},
-            passed_on=LIBPQ_WORDS,
-            features=PostgresVolume.features,
-            snapshots=True,
-        )
-    }
+    schemes: ClassVar = opening.SCHEMES
 
     def __init__(
         self,
@@ -90,14 +55,8 @@ class PostgresBackend(VolumeBackend):
         checked_on_exists(on_exists)
         if not volume or len(volume) > NAME_MAX_CHARACTERS or not volume.isprintable():
             raise ValueError(f"volume must be a name of 1 to {NAME_MAX_CHARACTERS} characters, not {volume!r}")
-        with needed_by("PostgresBackend"):
-            kept = PostgresVolume(
-                dsn,
-                volume,
-                conflict=conflict,
-                connections=connections,
-                limits=Limits.of(limit_bytes, limit_files),
-            )
+        limits = Limits.of(limit_bytes, limit_files)
+        kept = PostgresVolume(dsn, volume, conflict=conflict, connections=connections, limits=limits)
         super().__init__(kept, on_exists=on_exists)
         try:
             indexed = kept.connections.run(make_index)
@@ -119,18 +78,3 @@ class PostgresBackend(VolumeBackend):
         if pattern is not None:
             return ReadAhead(self.queries, pattern, self.volume, path, matcher, self.max_search_bytes)
         return FileSearch(self.volume, path, matcher, self.max_search_bytes, functools.partial(TreeWalk, self.queries))
-
-
-def open_postgres(url: Url) -> PostgresBackend:
-    """The backend of `postgres:DSN?volume=NAME`. UrlError when it can't be opened, in one line."""
-    require_modules(url, "postgres", "psycopg")
-    conninfo = conninfo_of(url)
-    with url_errors(url):
-        options = {name: url.parameters[name] for name in OPTIONS if name in url.parameters}
-        volume = url.parameters.get("volume")
-        if volume:
-            return PostgresBackend(conninfo, volume, **options)
-        with translate_errors(), connect(conninfo) as connection:
-            names = volume_names(connection)
-        holds = f"; this database holds {', '.join(names)}" if names else ""
-        raise UrlError(f"'{url.masked}' names no volume; add ?volume=NAME, such as ?volume=work{holds}")

@@ -16,15 +16,14 @@ import math
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
+
+from psycopg import Connection
 
 from fusebackend.backends.postgres.statements import ALWAYS, keyed
 from fusebackend.backends.postgres.unsynced import WAIT_FOR_DISK
 from fusebackend.databases.pipeline import BEGIN, COMMIT, Statement, rows_of, send
 from fusebackend.protocol import CommitLog, LogRow
-
-if TYPE_CHECKING:
-    from psycopg import Connection
 
 KEPT: Final = "7 days"
 """How long the rows of a history are kept for it."""

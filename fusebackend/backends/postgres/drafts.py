@@ -22,19 +22,17 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Collection
-from typing import TYPE_CHECKING, Final, TypeAlias, TypeVar
+from typing import Final, TypeAlias, TypeVar
 
 from fusebackend.backends.postgres.statements import StoredInode
+from fusebackend.backends.postgres.transaction import Transaction, Wanted
 from fusebackend.base import waiting
-
-if TYPE_CHECKING:
-    from fusebackend.backends.postgres.transaction import Transaction, Wanted
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-Step: TypeAlias = "tuple[Wanted, Callable[[], object]]"
+Step: TypeAlias = tuple[Wanted, Callable[[], object]]
 """A change, to be repeated on a row that another host has changed."""
 
 DRAFT_S = 0.02

@@ -37,9 +37,10 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import msgspec
+from psycopg import Connection
 
 from fusebackend.backends.postgres import lease
 from fusebackend.backends.postgres.lease import Lease
@@ -49,10 +50,6 @@ from fusebackend.base import jitter
 from fusebackend.databases.listener import Ask
 from fusebackend.databases.pipeline import Statement, rows_of, send, transaction
 from fusebackend.protocol import Change
-
-if TYPE_CHECKING:
-    from psycopg import Connection
-
 
 # -- pg snapshot -------------------------------------------------------------------------------------------------
 #

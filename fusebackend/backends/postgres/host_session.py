@@ -29,7 +29,11 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
+
+from psycopg import Connection
+from psycopg.errors import InsufficientPrivilege, LockNotAvailable
+from psycopg.types.numeric import Int8BinaryDumper, Int8Dumper
 
 from fusebackend.backends.postgres import old_rows, statements
 from fusebackend.backends.postgres.feed import IS_OLD, VolumeFeed, channel, hello
@@ -46,9 +50,6 @@ from fusebackend.databases.listener import Listener
 from fusebackend.databases.pipeline import BEGIN, COMMIT, Statement, rollback, rows_of, send, transaction
 from fusebackend.databases.postgres import Connections, is_pooled, translate_errors, when_free
 from fusebackend.protocol import Change
-
-if TYPE_CHECKING:
-    from psycopg import Connection
 
 log = logging.getLogger(__name__)
 
@@ -121,8 +122,6 @@ T = TypeVar("T")
 
 def configure(connection: Connection[Any]) -> None:
     """Set up a connection of a volume."""
-    from psycopg.types.numeric import Int8BinaryDumper, Int8Dumper
-
     # One type for all numbers: else every statement is prepared again for each size of them.
     for dumper in (Int8Dumper, Int8BinaryDumper):
         connection.adapters.register_dumper(int, dumper)
@@ -430,8 +429,6 @@ class HostSession:
 
     def _wait_for_lease(self, connection: Connection[Any]) -> None:
         """Wait until no other session has the lease (`lease.py`): it has heard of this one, or it is cut off."""
-        from psycopg.errors import InsufficientPrivilege, LockNotAvailable
-
         # The role may have a limit for statements.
         limits = "SELECT set_config('lock_timeout', %s, true), set_config('statement_timeout', '0', true)"
         lock = ("SELECT pg_advisory_xact_lock_shared(%s::int, %s::int)", (LEASE_LOCK, self._volume))

@@ -17,14 +17,13 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple
+
+from psycopg import Connection
 
 from fusebackend.backends.postgres.schema import PRUNE_LOCK
 from fusebackend.backends.postgres.statements import ALWAYS, COLUMNS, columns_of, keyed
 from fusebackend.databases.pipeline import BEGIN, COMMIT, Rows, Statement, send
-
-if TYPE_CHECKING:
-    from psycopg import Connection
 
 PORTION_ROWS: Final = 250
 """Old rows that are freed by one transaction. With 64 KiB each that takes some 30 ms."""

@@ -66,15 +66,15 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
+
+from psycopg import Connection
 
 from fusebackend.backends.postgres.search import SEARCH_TABLES
 from fusebackend.base.stamps import now_ns
 from fusebackend.databases.pipeline import Statement
+from fusebackend.databases.postgres import connect, translate_errors
 from fusebackend.protocol import ROOT_NODE
-
-if TYPE_CHECKING:
-    from psycopg import Connection
 
 SCHEMA_LOCK: Final = 0x66620000
 CHANGE_LOCK: Final = 0x66620001
@@ -283,11 +283,12 @@ def _version(connection: Connection[Any]) -> int | None:
     return int(_scalar(connection, "SELECT version FROM fusebackend.schema_version")) if is_ours else 0
 
 
-def volume_names(connection: Connection[Any]) -> list[str]:
-    """The volumes of a database; none where there are no tables."""
-    if _version(connection) is None:
-        return []
-    return [name for (name,) in connection.execute("SELECT name FROM fusebackend.volume ORDER BY name LIMIT 100")]
+def volume_names(conninfo: str) -> list[str]:
+    """The volumes of a database; none where there are no tables. OSError when the server can't be asked."""
+    with translate_errors(), connect(conninfo) as connection:
+        if _version(connection) is None:
+            return []
+        return [name for (name,) in connection.execute("SELECT name FROM fusebackend.volume ORDER BY name LIMIT 100")]
 
 
 def volume_id(connection: Connection[Any], name: str) -> int:

@@ -20,7 +20,9 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
+
+from psycopg import Connection, Error, OperationalError
 
 from fusebackend.base import budget, paths
 from fusebackend.base.batches import by_size
@@ -34,10 +36,6 @@ from fusebackend.volumes.contents import LOCKED_BYTES, read_with
 from fusebackend.volumes.search import FileSearch
 from fusebackend.volumes.storage import CHUNK_BYTES
 from fusebackend.volumes.walk import FileWalk, prefix_of
-
-if TYPE_CHECKING:
-    from psycopg import Connection
-
 
 # -- queries -------------------------------------------------------------------------------------------------------
 #
@@ -105,8 +103,6 @@ class SearchQueries:
 
 def _rows(connection: Connection[Any], left: Budget, statement: Statement) -> Rows:
     """The rows of a statement, which the server cancels when the budget is spent."""
-    from psycopg import Error, OperationalError
-
     ended_at = math.inf
 
     def watch() -> None:
@@ -493,11 +489,9 @@ def make_index(connection: Connection[Any]) -> bool:
     Raises:
         psycopg.OperationalError: the connection is lost.
     """
-    import psycopg
-
     try:
         return _make(connection)
-    except psycopg.Error as error:
+    except Error as error:
         if connection.closed:
             raise
         reason = str(error).partition("\n")[0]

@@ -15,7 +15,9 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
+from typing import Any, Final, TypeVar, cast
+
+from psycopg import Connection
 
 from fusebackend.backends.postgres import feed, statements
 from fusebackend.backends.postgres.commit_log import KeptLog
@@ -38,9 +40,6 @@ from fusebackend.volumes.posix import TreeVolume
 from fusebackend.volumes.quota import Limits, Quota, bytes_of_blocks
 from fusebackend.volumes.storage import Chunk, Inode
 from fusebackend.volumes.walk import names_of
-
-if TYPE_CHECKING:
-    from psycopg import Connection
 
 T = TypeVar("T")
 

@@ -31,7 +31,11 @@ import errno
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn
+
+import psycopg
+from psycopg import Connection
+from psycopg.errors import SerializationFailure
 
 from fusebackend.backends.postgres import old_rows, statements
 from fusebackend.backends.postgres.old_rows import Newest
@@ -42,9 +46,6 @@ from fusebackend.databases.pipeline import BEGIN, COMMIT, Rows, Statement, requi
 from fusebackend.databases.postgres import REPEATABLE, errno_of
 from fusebackend.protocol import ROOT_NODE, Change, LogRow
 from fusebackend.volumes.storage import CHUNK_BYTES, CHUNK_SHIFT, Chunk, allocated_blocks
-
-if TYPE_CHECKING:
-    from psycopg import Connection
 
 MAX_PENDING_BYTES = 8 << 20
 """More than this is written before the commit: a change of several operations may be of any size."""
@@ -65,8 +66,6 @@ def gone() -> OSError:
 
 def overtaken() -> Exception:
     """The error that has a change repeated (`databases.postgres.REPEATABLE`)."""
-    from psycopg.errors import SerializationFailure
-
     return SerializationFailure("another change has overtaken this one")
 
 
@@ -598,8 +597,6 @@ class Transaction:
         Raises:
             psycopg.Error: nothing has been changed; or the connection was lost, and the outcome is unknown.
         """
-        import psycopg
-
         if self._failure is not None:
             if getattr(self._failure, "sqlstate", None) in REPEATABLE:
                 raise self._failure

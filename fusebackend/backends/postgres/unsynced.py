@@ -19,13 +19,12 @@ import threading
 import weakref
 from collections.abc import Callable, Mapping
 from collections.abc import Set as AbstractSet
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
+
+from psycopg import Connection
 
 from fusebackend.backends.postgres.schema import keep_changes
 from fusebackend.databases.pipeline import BEGIN, COMMIT, Statement, rows_of, send
-
-if TYPE_CHECKING:
-    from psycopg import Connection
 
 MAX_NODES = 10_000
 """Nodes with changes that may not be on the disk: a megabyte."""

@@ -34,6 +34,7 @@ from fusebackend.backends.postgres import old_rows, schema, statements
 from fusebackend.backends.postgres.commit_log import KeptLog
 from fusebackend.backends.postgres.host_session import HostSession, Worker, configure, require_own_process
 from fusebackend.backends.postgres.known_inodes import UNKNOWN
+from fusebackend.backends.postgres.opening import FEATURES
 from fusebackend.backends.postgres.snapshots import PostgresSnapshots
 from fusebackend.backends.postgres.statements import StoredInode
 from fusebackend.backends.postgres.stored_tree import PostgresTree, missing
@@ -50,7 +51,6 @@ from fusebackend.protocol import (
     Caller,
     Change,
     CommitLog,
-    Features,
     Link,
     LogRow,
     Snapshot,
@@ -103,7 +103,7 @@ class PostgresVolume(PostgresTree, SnapshotVolume):
             `VolumeDatabaseError` when its tables are of another version.
     """
 
-    features = Features(acls=True, stores_at_close=True, blocking=True, shared=True)
+    features = FEATURES
 
     at_once = frozenset({"release"})
 

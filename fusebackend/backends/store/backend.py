@@ -56,7 +56,7 @@ from fusebackend.base import budget, errors, paths
 from fusebackend.base.budget import Spent
 from fusebackend.base.globs import Matcher
 from fusebackend.base.paths import ROOT, AgentPath
-from fusebackend.databases.postgres import LIBPQ_WORDS, conninfo_of
+from fusebackend.databases.dsn import LIBPQ_WORDS, conninfo_of
 from fusebackend.protocol import (
     WHOLE_FILES,
     FileInfo,

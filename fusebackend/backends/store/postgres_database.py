@@ -23,7 +23,10 @@ import logging
 import threading
 import uuid
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from psycopg import Connection, Cursor
+from psycopg.rows import tuple_row
 
 from fusebackend.backends.store.items import require_columns
 from fusebackend.backends.store.sql_items import Ask, Order, StoreDatabase, StoreDialect
@@ -31,9 +34,6 @@ from fusebackend.databases.langgraph import dsn_of
 from fusebackend.databases.listener import PING_S, Listener
 from fusebackend.databases.postgres import Connections, is_pooled, ping, translate_errors
 from fusebackend.protocol.volume import listening
-
-if TYPE_CHECKING:
-    from psycopg import Connection, Cursor
 
 log = logging.getLogger(__name__)
 
@@ -135,8 +135,6 @@ class PostgresStoreDatabase(StoreDatabase):
     @contextlib.contextmanager
     def using(self) -> Iterator[Cursor[Any]]:
         """A cursor whose statements are committed one by one."""
-        from psycopg.rows import tuple_row
-
         with translate_errors(), contextlib.ExitStack() as stack:
             if self._connections is not None:
                 connection = stack.enter_context(self._connections.leased(ping))

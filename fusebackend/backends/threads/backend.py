@@ -15,9 +15,10 @@ from fusebackend.backends.threads.nodes import FileNode
 from fusebackend.backends.threads.volume import ThreadsVolume, is_below_head
 from fusebackend.base import asked, errors
 from fusebackend.base.errors import oserror
+from fusebackend.base.extras import needed_by
 from fusebackend.base.globs import Matcher, compile_glob
 from fusebackend.base.paths import AgentPath
-from fusebackend.databases.postgres import LIBPQ_WORDS, conninfo_of
+from fusebackend.databases.dsn import LIBPQ_WORDS, conninfo_of
 from fusebackend.protocol import Attr, FileUploadResponse, OnExists, Volume
 from fusebackend.protocol.scheme import (
     ON_EXISTS,
@@ -140,7 +141,8 @@ class ThreadsBackend(VolumeBackend):
             OSError: the server can't be reached, or has not the tables.
             ModuleNotFoundError: psycopg or ormsgpack is missing (`fusebackend[langgraph,postgres]`).
         """
-        from fusebackend.backends.threads.database.postgres import PostgresDatabase
+        with needed_by("threads+postgres:"):
+            from fusebackend.backends.threads.database.postgres import PostgresDatabase
 
         return cls(PostgresDatabase(dsn), **options)
 

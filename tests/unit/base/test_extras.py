@@ -44,6 +44,14 @@ print(*(info["path"] for info in backend.glob("*").matches))
     assert said == "/f /memories/AGENTS.md"
 
 
+def test_urls_are_known_without_what_opens_them():
+    said = without_extras("""
+from fusebackend.urls import SCHEMES
+print(*(name for name, scheme in SCHEMES.items() if scheme.features is not None and scheme.features.shared))
+""")
+    assert said == "postgres"
+
+
 def test_export_names_the_extra():
     said = without_extras("""
 from fusebackend.backends import InMemoryBackend

@@ -9,9 +9,10 @@ import psycopg
 import pytest
 from for_each import for_each
 
+from fusebackend.databases.dsn import conninfo_of
 from fusebackend.databases.langgraph import dsn_of
 from fusebackend.databases.langgraph import translate_errors as translate_any
-from fusebackend.databases.postgres import conninfo_of, errno_of, translate_errors
+from fusebackend.databases.postgres import errno_of, translate_errors
 from fusebackend.protocol.scheme import Url, UrlError, require_modules, url_errors
 from fusebackend.testing.posix.case import fails
 

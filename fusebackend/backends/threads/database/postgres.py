@@ -17,7 +17,9 @@ import json
 import re
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
+
+from psycopg import Connection
 
 from fusebackend.backends.threads.database.rows import NOTHING, Link, News, Place, Raw
 from fusebackend.backends.threads.database.sql import (
@@ -30,12 +32,8 @@ from fusebackend.backends.threads.database.sql import (
     value_of,
 )
 from fusebackend.backends.threads.database.values import require
-from fusebackend.base.extras import needed_by
 from fusebackend.base.waiting import will_wait
 from fusebackend.databases.postgres import Connections, connect, ping, translate_errors
-
-if TYPE_CHECKING:
-    from psycopg import Connection
 
 NEWS_INTERVAL_S: Final = 0.05
 """The server is not queried for news more often."""
@@ -84,7 +82,7 @@ class PostgresDatabase(SaverTables):
 
     Raises:
         OSError: the server can't be reached, or the database has not the tables of a PostgresSaver.
-        ModuleNotFoundError: psycopg or ormsgpack is missing.
+        ModuleNotFoundError: ormsgpack is missing.
     """
 
     tells = False
@@ -121,8 +119,7 @@ class PostgresDatabase(SaverTables):
         require()
         super().__init__("the checkpoint database", clock)
         self._dsn = dsn
-        with needed_by("threads+postgres:"):
-            self._connections = Connections(dsn, CONNECTIONS)
+        self._connections = Connections(dsn, CONNECTIONS)
         try:
             self.identity = self._connections.run(_identity)
             self._prepare("it", self._columns)

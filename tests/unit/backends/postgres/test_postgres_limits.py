@@ -14,7 +14,8 @@ from eventually import eventually
 from postgres_hosts import ME
 from together import together
 
-from fusebackend.backends.postgres import PostgresBackend, stored_tree
+from fusebackend.backends.postgres import stored_tree
+from fusebackend.backends.postgres.backend import PostgresBackend
 from fusebackend.protocol import ROOT_NODE, AttrChanges, Usage
 from fusebackend.testing.posix.case import fails
 
