@@ -268,9 +268,7 @@ class Connections:
         self._counted_at = time.monotonic()
         self._crowded_until = 0.0
         with translate_errors():
-            connection = when_free(self._open)
-            self._idle.append((self._idle_until(connection), connection))
-        self._close_later()
+            self._give_back(when_free(self._open))
 
     @property
     def trouble(self) -> tuple[float, str] | None:
@@ -396,13 +394,10 @@ class Connections:
                 self._idle.append((self._idle_until(connection), connection))
                 self._changed.notify()
                 if not self._closing_idle:
-                    self._close_later()
+                    self._closing_idle = True
+                    threading.Thread(target=self._close_idle, name="fusebackend-idle", daemon=True).start()
                 return
         connection.close()
-
-    def _close_later(self) -> None:
-        self._closing_idle = True
-        threading.Thread(target=self._close_idle, name="fusebackend-idle", daemon=True).start()
 
     def _close_idle(self) -> None:
         """Close what has been idle for long enough, until nothing is."""
