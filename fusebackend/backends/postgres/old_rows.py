@@ -219,9 +219,8 @@ NEXT_CHUNK: Final = _ask(
 """The first chunk of a file from an index on."""
 
 
-def kept_bytes(volume: int) -> Statement:
-    """The bytes of chunks that no file has any more."""
-    return "SELECT coalesce(sum(bytes), 0)::int8 FROM fusebackend.old_chunk WHERE volume = %s", (volume,)
+KEPT_BYTES: Final = "SELECT coalesce(sum(bytes), 0)::int8 FROM fusebackend.old_chunk WHERE volume = %s"
+"""The bytes of chunks that no file has any more."""
 
 
 # -- freeing -------------------------------------------------------------------------------------------------------

@@ -165,9 +165,6 @@ class PostgresSnapshots:
         self._seen: set[Snapshot] = set()  # by callers of `all`, of those that were there at the last `news` or later
         self._told: set[Snapshot] = set()  # those that were there at the last `news`
 
-    def kept_bytes(self) -> int:
-        return int(self._query(*old_rows.kept_bytes(self._volume))[0][0])
-
     def all(self) -> list[Snapshot]:
         """Those that exist, in the order of their numbers. ESTALE where the volume is gone."""
         with self._guard:

@@ -517,7 +517,7 @@ class PostgresVolume(PostgresTree, SnapshotVolume):
         return self._unsnapped_here or self._unsnapped_elsewhere
 
     def snapshot_bytes(self) -> int:
-        return self._snapshots.kept_bytes()
+        return int(self.connections.query(old_rows.KEPT_BYTES, (self.id,))[0][0])
 
     def snapshots(self) -> Sequence[Snapshot]:
         return self._snapshots.all()
