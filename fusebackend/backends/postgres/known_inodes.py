@@ -246,9 +246,6 @@ class KnownInodes:
         """Rows, or names in directories, may have changed: of directories they are good for no more than `directory`.
         None stands for any."""
         with self._lock:
-            for node in nodes:
-                if node is not None and (row := self.directory(node)) is not None:
-                    self._aged[node] = row
             if None in nodes:
                 self._aged.clear()
                 self._moment += 1
@@ -260,6 +257,8 @@ class KnownInodes:
                 self._named = 0
             for node in nodes:
                 if node is not None:
+                    if (row := self.directory(node)) is not None:
+                        self._aged[node] = row
                     self._note_change(node)
 
     def _changed_at(self, node: int) -> int:

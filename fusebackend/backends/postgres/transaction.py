@@ -396,10 +396,8 @@ class Transaction:
             self._locked.add(node)
 
     def _take_entries(self, rows: Rows) -> None:
-        for parent, name, *row in rows:
-            self._names[parent, name] = row[0]
-            if row[0] not in self._inodes:
-                self._inodes[row[0]] = StoredInode.of(row)
+        self._names.update({(parent, name): node for parent, name, node, *_ in rows})
+        self._take_inodes([row[2:] for row in rows])
 
     def _take_walk(self, walk: Walk, rows: Rows) -> None:
         """Rows in `_walked` are locked, so nobody changes them any more."""
