@@ -196,7 +196,7 @@ class HostSession:
         self._nodes = iter(range(0))
         self._counts = itertools.count(1)
         self._unregistered: set[int] = set()  # open here and changed elsewhere: they may have lost their names
-        self._newest = old_rows.Newest(volume)
+        self.newest = old_rows.Newest(volume)
         self._busy: list[Worker] = []  # those that have something to do
         self._failing: set[Worker] = set()
         self._due_at = 0.0  # when the thread looks for something to do
@@ -341,7 +341,7 @@ class HostSession:
             nodes = [node for (node,) in rows_of(connection, f"{self._unused} LIMIT {FREED_AT_ONCE}", (self._volume,))]
             if nodes:
                 ((_, count),) = rows_of(connection, *statements.lock_changes(self._volume, exclusive=False))
-                newest = self._newest.of(connection, count, lambda statement: rows_of(connection, *statement))
+                newest = self.newest.of(connection, count, lambda statement: rows_of(connection, *statement))
                 send(connection, old_rows.keep_all(self._volume, nodes, newest) if newest else [])
             for table in ("chunk", "inode", "nameless") if nodes else ():
                 query = f"DELETE FROM fusebackend.{table} WHERE volume = %s AND node = ANY(%s)"

@@ -24,7 +24,6 @@ from fusebackend.backends.postgres.commit_log import KeptLog
 from fusebackend.backends.postgres.drafts import Draft, Drafts
 from fusebackend.backends.postgres.host_session import HostSession
 from fusebackend.backends.postgres.known_inodes import Guesses, KnownInodes
-from fusebackend.backends.postgres.old_rows import Newest
 from fusebackend.backends.postgres.statements import Guess, StoredInode
 from fusebackend.backends.postgres.transaction import Transaction, Walk, Wanted, gone, overtaken
 from fusebackend.backends.postgres.unsynced import Unsynced
@@ -90,6 +89,8 @@ class PostgresTree(TreeVolume):
         self.connections = connections
         self._session = session
         self._uses, self._feed = session.uses, session.feed
+        self._newest = session.newest
+        self._held = self._uses.held
         self._lease = self._feed.lease
         self._unsynced = Unsynced(volume_id, self._uses.is_open)
         self._drafts = Drafts(self._store)
@@ -103,7 +104,6 @@ class PostgresTree(TreeVolume):
         self._shared_quota = SharedQuota(limits or Limits(), self._count, self._scope, self._feed)
         self._quota = self._shared_quota if limits is not None else None
         self._damage = Damage(f"volume {volume_id} of the database")
-        self._newest = Newest(volume_id)
         # Whether something may have changed since the newest snapshot, by this host or by others; not known at first.
         self._unsnapped_here, self._unsnapped_elsewhere = False, True
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from fusebackend.backends.postgres.statements import StoredInode
@@ -71,12 +71,13 @@ class Uses:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._opened: dict[int, OpenNode] = {}
-        self._held: set[int] = set()
+        self.held: set[int] = set()
+        """Known to the kernel."""
         self.nameless: set[int] = set()
         """Registered in the table as used by this session, for they have no name."""
 
     def __contains__(self, node: int) -> bool:
-        return node in self._opened or node in self._held
+        return node in self._opened or node in self.held
 
     def is_open(self, node: int) -> bool:
         return node in self._opened
@@ -103,12 +104,6 @@ class Uses:
             opened.writers -= bool(flags & WRITING)
             if opened.count == 0:
                 del self._opened[node]
-
-    def hold(self, node: int) -> None:
-        self._held.add(node)
-
-    def forget(self, nodes: Iterable[int]) -> None:
-        self._held.difference_update(nodes)
 
     def unused(self) -> list[int]:
         """Nodes that this session is registered for, and uses no more."""

@@ -581,11 +581,8 @@ class PostgresVolume(PostgresTree, SnapshotVolume):
         self._shared_quota.refresh()  # `df` may ask where nothing is written
         return StatFs(4096, used_bytes // 4096 + FREE_BLOCKS, FREE_BLOCKS, 1 << 40, 1 << 39)
 
-    def hold(self, node: int) -> None:
-        self._uses.hold(node)
-
     def forget(self, nodes: Iterable[int]) -> None:
-        self._uses.forget(nodes)
+        self._held.difference_update(nodes)
         self._session.wake()
 
     def close(self) -> None:
