@@ -233,9 +233,7 @@ class AgentRemote(Remote):
                 if before is not None:
                     self._upload(copy, before)
                     continue
-                error = self._delete(copy)
-                if error is not None and self._download(copy) is not None:
-                    raise self._failure(error, copy)
+                self.delete(copy[1:])
             except OSError as error:
                 log.error("%s: a failed rename has left %s changed: %s", self.name, copy, error)
 
