@@ -59,8 +59,7 @@ class FileHandle:
         self.opened_at = time.monotonic()
         self.opener = opener = request.current()
         if author is not None and flags & os.O_ACCMODE != os.O_RDONLY:
-            asked = opener.verb, opener.thread, opener.uid, opener.gid
-            self.opener = request.Request(*asked, author=author(opener))
+            self.opener = opener._replace(author=author(opener))
 
     def open(self, truncate: bool) -> Attr:
         """Open the node, and empty it if `truncate`, in one step and one thread; returns the attributes after that.

@@ -27,7 +27,6 @@ import secrets
 import stat
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, cast
 
@@ -192,15 +191,11 @@ def _route(
     alone: bool = True,
 ) -> Route:
     """A route with the calls and the cache policy that its volume needs. `alone`: the volume has no other prefix."""
-    policy_of = partial(_policy, alone, ttl_s if volume.ttl_s is None else volume.ttl_s)
+    ttl_s = ttl_s if volume.ttl_s is None else volume.ttl_s
+    policy_of = partial(CachePolicy.of, ttl_s=ttl_s, alone=alone)
     calls = max_calls or DEFAULT_MAX_CALLS
     executor = RouteExecutor(volume.features.blocking, volume, deadline_s, max_calls=calls, name=name)
     return Route(index, prefix, volume, policy_of, executor)
-
-
-def _policy(alone: bool, ttl_s: float, features: Features) -> CachePolicy:
-    """Of a volume under two prefixes, a change under one shows late under the other."""
-    return CachePolicy.of(features if alone else replace(features, change_feed=False), ttl_s)
 
 
 def call_and_hold(volume: Volume, function: Callable[..., Attr], *args: Any) -> Attr:

@@ -49,8 +49,10 @@ class CachePolicy:
     coherent: bool
 
     @classmethod
-    def of(cls, features: Features, ttl_s: float) -> CachePolicy:
-        if features.change_feed:
+    def of(cls, features: Features, ttl_s: float, *, alone: bool = True) -> CachePolicy:
+        """The policy of a volume. Of one that is not `alone`, with another prefix, a change under one shows late under
+        the other."""
+        if features.change_feed and alone:
             return cls(COHERENT_TIMEOUT_S, True)
         return cls(ttl_s, False)
 
