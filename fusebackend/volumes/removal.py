@@ -8,8 +8,8 @@ from collections.abc import Sequence
 
 from fusebackend.base import paths
 from fusebackend.base.paths import AgentPath
-from fusebackend.protocol import ROOT_NODE, Attr, Change, Changes, Volume
-from fusebackend.volumes.walk import CHECKED_LEVELS, vanishing
+from fusebackend.protocol import Attr, Change, Changes, Volume
+from fusebackend.volumes.walk import CHECKED_LEVELS, Directories, vanishing
 
 REMOVED_AT_ONCE = 100
 """Entries that are removed before the lock is let go of; as many as the directory has above it, if these are more: a
@@ -54,7 +54,8 @@ class Doomed:
         doomed, climbed = self, [self.node]
         with vanishing():
             while volume.lookup(doomed.parent, doomed.name).node == doomed.node:
-                if doomed.above is None and not _leads_to(volume, doomed.path, doomed.node):
+                # Unless all directories on the way have kept their names, the paths of the events would be wrong.
+                if doomed.above is None and Directories(volume).find(paths.to_name(doomed.path)) != doomed.node:
                     return False
                 if doomed.above is None or doomed.above.node in found or len(climbed) == CHECKED_LEVELS:
                     found.update(climbed)
@@ -62,14 +63,6 @@ class Doomed:
                 doomed = doomed.above
                 climbed.append(doomed.node)
         return False
-
-
-def _leads_to(volume: Volume, path: AgentPath, node: int) -> bool:
-    """True if all directories on the way have kept their names. Else the paths of the events would be wrong."""
-    here = ROOT_NODE
-    for name in paths.split(path):
-        here = volume.lookup(here, name).node
-    return here == node
 
 
 def remove_tree(volume: Volume, top: Doomed) -> None:
