@@ -888,8 +888,7 @@ class BranchVolume(SqliteVolume):
             found = super()._next_chunk(origin.base, index)
         else:
             with self._reading_below(node) as (volume, handle):
-                offset = volume.next_data(handle, index << CHUNK_SHIFT)
-            found = None if offset is None else offset >> CHUNK_SHIFT
+                found = next(_data_chunks(volume, handle, index << CHUNK_SHIFT), None)
         return None if found is None or (origin.limit is not None and found << CHUNK_SHIFT >= origin.limit) else found
 
     def _put(self, inode: Inode, offset: int, data: bytes) -> None:
