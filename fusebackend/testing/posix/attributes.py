@@ -138,15 +138,6 @@ WRITERS: tuple[tuple[Callable[[Path, Callable[[], object]], object], tuple[int, 
 """Who changes a file, the file's owner and mode, and the mode that is left."""
 
 
-MAKERS: dict[str, tuple[tuple[str, ...], Callable[[str], object]]] = {
-    "file": ((), lambda path: Path(path).touch()),
-    "directory": ((), lambda path: os.makedirs(f"{path}/below")),
-    "symlink": (("symlinks",), lambda path: os.symlink("x", path)),
-    "fifo": (("special_files",), os.mkfifo),
-}
-"""What a class must declare, and the maker of a file at a path."""
-
-
 class OwnershipCases(Case):
     @needs("root", "persistent_modes")
     def test_chown_sets_owner_and_group(self, file: Path) -> None:
@@ -169,12 +160,11 @@ class OwnershipCases(Case):
     def test_a_setgid_directory_passes_its_group_on(self, d: Path) -> None:
         """What a user makes belongs to it, and to its group or that of a set-group-ID directory, which also passes its
         bit on to directories."""
-        makers = {kind: maker for kind, (words, maker) in MAKERS.items() if all(map(self.has, words))}
         for case in each((0o777, 0o2777)):
             with case as mode, fresh(d) as own:
                 os.chown(own, 0, OTHER)
                 os.chmod(own, mode)
-                as_user(own, partial(_in_turn, [partial(maker, kind) for kind, maker in makers.items()]))
+                as_user(own, partial(_in_turn, [partial(maker, kind) for kind, maker in self.makers().items()]))
                 passes_on = bool(mode & stat.S_ISGID)
                 for path in own.rglob("*"):
                     status = path.lstat()

@@ -66,6 +66,15 @@ class Limits:
     """Entries of a large directory in the cases that change it while they read it."""
 
 
+MAKERS: dict[str, tuple[tuple[str, ...], Callable[[str], object]]] = {
+    "file": ((), lambda path: Path(path).touch()),
+    "directory": ((), lambda path: os.makedirs(f"{path}/below")),
+    "symlink": (("symlinks",), lambda path: os.symlink("x", path)),
+    "fifo": (("special_files",), os.mkfifo),
+}
+"""What a class must declare, and the maker of a file at a path."""
+
+
 class Case:
     """The base class of the cases. A subclass overrides the fixture `root`, and `features` and `limits` as needed."""
 
@@ -113,6 +122,10 @@ class Case:
             return os.geteuid() == 0
         source: object = self.features if hasattr(self.features, word) else self.limits
         return bool(getattr(source, word))
+
+    def makers(self) -> dict[str, Callable[[str], object]]:
+        """Return the kinds of files that the class declares, each with a maker of one at a path."""
+        return {kind: maker for kind, (words, maker) in MAKERS.items() if all(map(self.has, words))}
 
 
 @contextlib.contextmanager

@@ -26,6 +26,7 @@ from fusebackend.testing.posix.case import (
     renameat2,
     tree,
 )
+from fusebackend.text import is_utf8
 
 # -- names and paths: bytes and lengths that Linux allows in a name, and making and removing directories ---------
 
@@ -62,7 +63,7 @@ class NameCases(Case):
             with case as name, fresh(d) as own:
                 home = os.fsencode(own)
                 path, other = home + b"/" + name, home + b"/other"
-                if not self.limits.byte_names and not _is_utf8(name):
+                if not self.limits.byte_names and not is_utf8(name):
                     refused(errno.EILSEQ, os.mkdir, path)
                     continue
                 with opened(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL) as fd:
@@ -150,14 +151,6 @@ class NameCases(Case):
             ((errno.ENOTEMPTY, errno.EEXIST), os.rmdir, f"{d}/full/below/.."),
         )
         assert tree(d) == {"file": b"x", "full": None, "full/below": None}
-
-
-def _is_utf8(name: bytes) -> bool:
-    try:
-        name.decode()
-    except UnicodeDecodeError:
-        return False
-    return True
 
 
 # -- hard links, symbolic links, FIFOs, sockets and device nodes -------------------------------------------------
@@ -474,22 +467,17 @@ class Listing(Iterator[bytes]):
 
 
 class DirectoryCases(Case):
-    def test_entries_carry_type_and_inode(self, d: Path, file: Path) -> None:
-        made = [file, d / "dir"]
-        made[1].mkdir()
-        if self.features.symlinks:
-            made.append(d / "link")
-            os.symlink("dir", made[-1])
-        if self.features.special_files:
-            made.append(d / "fifo")
-            os.mkfifo(made[-1])
+    def test_entries_carry_type_and_inode(self, d: Path) -> None:
+        makers = self.makers()
+        for kind, maker in makers.items():
+            maker(str(d / kind))
         with os.scandir(d) as entries:
             seen = {
                 entry.name: (entry.is_dir(follow_symlinks=False), entry.is_file(follow_symlinks=False),
                              entry.is_symlink(), entry.inode())
                 for entry in entries
             }  # fmt: skip
-        found = {path.name: path.lstat() for path in made}
+        found = {kind: (d / kind).lstat() for kind in makers}
         assert seen == {
             name: (stat.S_ISDIR(it.st_mode), stat.S_ISREG(it.st_mode), stat.S_ISLNK(it.st_mode), it.st_ino)
             for name, it in found.items()
