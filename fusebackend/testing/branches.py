@@ -58,8 +58,6 @@ from fusebackend.testing.posix.case import refused
 from fusebackend.testing.snapshots import Copied, but_atimes, copy_of, make_scene, wreck_scene
 from fusebackend.trees.branch_volume import BranchVolume
 from fusebackend.trees.branches import Branches
-from fusebackend.trees.composed import Places
-from fusebackend.trees.lower_tree import LowerTree
 from fusebackend.trees.merge.merges import Merges
 from fusebackend.trees.merge.run import MainTree
 from fusebackend.trees.snapshots import Snapshots
@@ -388,24 +386,6 @@ class BranchCases:
 # Random operations on a volume, and from some moment on in a branch over it.
 
 
-SNAPSHOT = "below"
-
-
-def branch_over(path: str | os.PathLike[str], volumes: Mapping[AgentPath, Volume]) -> BranchVolume:
-    """Open a branch over volumes at prefixes, or make it. Those with snapshots are taken as in the snapshot `below`."""
-    places = Places(volumes)
-    views: dict[int, Volume] = {}
-    frozen = set()
-    for route, prefix in enumerate(places.prefixes):
-        volume = views[route] = volumes[prefix]
-        if isinstance(volume, SnapshotVolume):
-            if all(taken.name != SNAPSHOT for taken in volume.snapshots()):
-                volume.take_snapshot(SNAPSHOT)
-            views[route] = volume.snapshot(SNAPSHOT)
-            frozen.add(route)
-    return BranchVolume(path, LowerTree(places, views, frozen, time_ns=0))
-
-
 class BranchMachine(VolumeMachine):
     """Subclass it and override `make_volume`; see the package's docstring."""
 
@@ -414,7 +394,7 @@ class BranchMachine(VolumeMachine):
     """The volume under the branch, once there is one."""
 
     _copy: dict[bytes, Copied]
-    _directory: str
+    _branched: Branched
 
     @initialize(data=st.data(), files=st.lists(contents, max_size=3), branches=st.booleans())
     def begin(self, data: st.DataObject, files: list[bytes], branches: bool) -> None:
@@ -433,22 +413,26 @@ class BranchMachine(VolumeMachine):
         for node in self.handles:
             self.release(node)
         self.volume.forget([node.number for node in self.held])
+        self._copy = but_atimes(self.volume)
+        self._branched = Branched(tempfile.mkdtemp(), {ROOT: self.volume})
         self.below = self.volume
-        self._copy = but_atimes(self.below)
-        self._directory = tempfile.mkdtemp()
         self.start_over(self._opened())
         self.features = self.volume.features
 
     def _opened(self) -> BranchVolume:
-        assert self.below is not None
-        return branch_over(f"{self._directory}/branch.db", {ROOT: self.below})
+        return self._branched.branch
 
     @precondition(lambda self: self.below is not None)
     @rule()
     def reopen_branch(self) -> None:
         """Close the branch, and open it again."""
-        self.volume.close()
+        self._close()
+        self._branched.open()
         self.start_over(self._opened())
+
+    def _close(self) -> None:
+        self.volume.close()  # raises what it can't store, where `Branches` logs it
+        self._branched.close()
 
     @precondition(lambda self: self.below is not None)
     @rule(data=st.data(), offset=offsets, content=contents)
@@ -470,7 +454,7 @@ class BranchMachine(VolumeMachine):
             try:
                 self.nothing_changes_below()
             finally:
-                self.volume.close()
-                shutil.rmtree(self._directory)
+                self._close()
+                shutil.rmtree(self._branched.directory)
                 self.volume = self.below
         super().teardown()

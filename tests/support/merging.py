@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,9 @@ from fusebackend.testing.by_path import (
     walk,
     write,
 )
+from fusebackend.trees.branch_volume import BranchVolume
+from fusebackend.trees.composed import Places
+from fusebackend.trees.lower_tree import LowerTree
 from fusebackend.trees.merge.merges import trees_of
 from fusebackend.trees.merge.plan import MergePlan, Side, plan
 from fusebackend.trees.merge.run import Merge, Outcome, keep_sources
@@ -49,6 +53,7 @@ __all__ = [
     "Three",
     "a_branch",
     "at",
+    "branch_over",
     "chmod",
     "content",
     "link",
@@ -132,6 +137,24 @@ class Three:
 
 def everything(item: Item) -> bool:
     return True
+
+
+SNAPSHOT = "below"
+
+
+def branch_over(path: str | os.PathLike[str], volumes: Mapping[AgentPath, Volume]) -> BranchVolume:
+    """Open a branch over volumes at prefixes, or make it. Those with snapshots are taken as in the snapshot `below`."""
+    places = Places(volumes)
+    views: dict[int, Volume] = {}
+    frozen = set()
+    for route, prefix in enumerate(places.prefixes):
+        volume = views[route] = volumes[prefix]
+        if isinstance(volume, SnapshotVolume):
+            if all(taken.name != SNAPSHOT for taken in volume.snapshots()):
+                volume.take_snapshot(SNAPSHOT)
+            views[route] = volume.snapshot(SNAPSHOT)
+            frozen.add(route)
+    return BranchVolume(path, LowerTree(places, views, frozen, time_ns=0))
 
 
 class Branched(branches.Branched):

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import nodes
 import pytest
+from merging import branch_over
 from nodes import node_at, overwrite, whole
 from raising import raising
 
@@ -19,7 +20,6 @@ from fusebackend.backends.sqlite.backend import SqliteVolume
 from fusebackend.backends.sqlite.schema import VolumeFileError
 from fusebackend.base.paths import ROOT, AgentPath
 from fusebackend.protocol import ROOT_NODE, AttrChanges, Caller, Volume
-from fusebackend.testing.branches import branch_over
 from fusebackend.testing.posix.case import refused
 from fusebackend.trees.branch_volume import BranchVolume
 from fusebackend.trees.composed import Places

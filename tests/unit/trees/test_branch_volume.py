@@ -18,6 +18,7 @@ import obstore
 import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, precondition, rule
+from merging import branch_over
 from nodes import node_at, overwrite, put
 from obstore.store import MemoryStore
 from profiles import examples
@@ -32,7 +33,7 @@ from fusebackend.base import budget
 from fusebackend.base.paths import ROOT
 from fusebackend.protocol import ROOT_NODE, AttrChanges, Volume
 from fusebackend.remote.volume import RemoteVolume
-from fusebackend.testing.branches import BranchCases, BranchMachine, branch_over
+from fusebackend.testing.branches import BranchCases, BranchMachine
 from fusebackend.testing.posix.case import refused
 from fusebackend.trees import branch_volume
 from fusebackend.trees.branch_volume import BranchVolume
