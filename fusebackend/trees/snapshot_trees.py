@@ -25,7 +25,6 @@ from fusebackend.base.paths import AgentPath, to_name, to_text
 from fusebackend.protocol import (
     BLOCK_BYTES,
     MAX_NODE,
-    NAME_MAX_BYTES,
     ROOT_NODE,
     Attr,
     Change,
@@ -36,6 +35,7 @@ from fusebackend.protocol import (
 from fusebackend.trees.composed import ComposedTree, Places, Spot, Under
 from fusebackend.trees.snapshots import Parts, Snapshots
 from fusebackend.vfs.pseudo_files import own_attr
+from fusebackend.volumes.damage import are_names
 
 LOW_BITS = 24
 """Of a node, those that stay in its number. A `postgres:` volume goes on elsewhere after each start of its server
@@ -137,7 +137,8 @@ class SnapshotTrees(Volume):
     def _listed(self, after: bytes, limit: int) -> list[tuple[bytes, Attr]]:
         found: list[tuple[bytes, Attr]] = []
         named = {to_name(parts.name): parts for parts in self._snapshots.all()}
-        for name in sorted(name for name in named if name > after and _is_name(name)):
+        # A volume may have taken a snapshot of any name.
+        for name in sorted(name for name in named if name > after and are_names([name])):
             with contextlib.suppress(FileNotFoundError):  # it was deleted just now
                 found.append((name, self._top(named[name])))
             if len(found) == limit:
@@ -257,8 +258,3 @@ class SnapshotTrees(Volume):
 
     def statfs(self) -> StatFs:
         return StatFs(BLOCK_BYTES, 0, 0, 0, 0)
-
-
-def _is_name(name: bytes) -> bool:
-    """Return False for a name that no directory can have: a volume may have taken a snapshot of any name."""
-    return 0 < len(name) <= NAME_MAX_BYTES and name not in (b".", b"..") and not {0, 0x2F} & set(name)

@@ -108,7 +108,7 @@ class Damage(DamageLog):
 
     def shown(self, directory: int, found: list[tuple[bytes, T]]) -> list[tuple[bytes, T]]:
         """`entries`, for inodes that are there."""
-        if _are_names([name for name, _ in found]) and not any(
+        if are_names([name for name, _ in found]) and not any(
             not inode.nlink or (inode.parent and (inode.parent != directory or inode.node == ROOT_NODE))
             for _, inode in found
         ):
@@ -126,7 +126,7 @@ class Damage(DamageLog):
         return inode if self._is_shown(directory, name, inode) else None
 
     def _is_shown(self, directory: int, name: bytes, inode: Inode) -> bool:
-        what = _misled(directory, inode) or ("no name that Linux allows" if not _are_names([name]) else None)
+        what = _misled(directory, inode) or ("no name that Linux allows" if not are_names([name]) else None)
         if what:
             self.tell(f"name {name[:300]!r} in inode {directory}: {what}")
         return not what
@@ -140,7 +140,7 @@ def _misled(directory: int, inode: Inode) -> str | None:
     return None
 
 
-def _are_names(names: Sequence[bytes]) -> bool:
+def are_names(names: Sequence[bytes]) -> bool:
     """Whether Linux allows all of these names. It would refuse a whole listing for one (fs/fuse/readdir.c)."""
     joined = b"/".join(names)
     return (
