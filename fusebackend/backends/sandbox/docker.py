@@ -156,7 +156,7 @@ class DockerContainer:
             container = self.id
             if bound and container is not None:
                 self.id = None
-                self._remove(container)
+                _remove(self._client, container)
 
     def lost(self, error: OSError) -> OSError:
         """Return the error to raise instead of one of the container's: that it is gone, stopped or paused, if it is.
@@ -180,7 +180,7 @@ class DockerContainer:
             self.id = None
         if not self.is_ours:
             return OSError(errno.ENXIO, f"Container '{shown}' does not run any more")
-        self._remove(container)
+        _remove(self._client, container)
         return OSError(errno.ENXIO, f"Container '{shown}' is gone, and its files with it; the next call starts another")
 
     def _state(self, container: str, *, settled: bool) -> dict[str, Any]:
@@ -204,21 +204,11 @@ class DockerContainer:
                 return
             container, self.id = self.id, None
             if container is not None and self.is_ours and os.getpid() == self._pid:
-                self._remove(container)
+                _remove(self._client, container)
             self._closed = True
             client, self._client = self._client, None
             if client is not None:
                 client.close()
-
-    def _remove(self, container: str) -> None:
-        try:
-            with engine_errors():
-                self._client.api.remove_container(container, force=True, v=True)
-        except FileNotFoundError:
-            return
-        except OSError as error:
-            if error.errno != errno.EBUSY:  # it is being removed already
-                log.warning("container %s could not be removed: %s", container[:12], error.strerror)
 
     # -- starting ----------------------------------------------------------------------------------------------
 
@@ -295,11 +285,17 @@ def remove_left(client: Any) -> None:
     for container in found:
         if is_left(container.get("Labels") or {}, running=container.get("State") == "running"):
             log.info("removing container %s, whose server is gone", container["Id"][:12])
-            try:
-                with engine_errors():
-                    client.api.remove_container(container["Id"], force=True, v=True)
-            except OSError as error:
-                log.info("container %s: %s", container["Id"][:12], error.strerror)
+            _remove(client, container["Id"])
+
+
+def _remove(client: Any, container: str) -> None:
+    """Remove a container with its files, unless it is gone, or another server is removing it."""
+    try:
+        with engine_errors():
+            client.api.remove_container(container, force=True, v=True)
+    except OSError as error:
+        if error.errno not in (errno.ENOENT, errno.EBUSY):
+            log.warning("container %s could not be removed: %s", container[:12], error.strerror)
 
 
 # -- owners ---------------------------------------------------------------------------------------------------
