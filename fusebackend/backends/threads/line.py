@@ -58,6 +58,7 @@ from fusebackend.backends.threads.nodes import (
     Record,
     TreeDifference,
 )
+from fusebackend.backends.threads.prune import weighed
 from fusebackend.base import paths
 from fusebackend.base.errors import oserror
 from fusebackend.base.recent import Recent, RecentBytes
@@ -252,7 +253,7 @@ class Line:
 
     def _space_now(self) -> Space:
         if self._space[0] != self.version:
-            self._space = self.version, weighed(self.lineage)
+            self._space = self.version, space_of(self.lineage)
         return self._space[1]
 
     def _transcript(self) -> bytes:
@@ -660,13 +661,13 @@ class Space(NamedTuple):
     bytes: int
 
 
-def weighed(lineage: Lineage) -> Space:
+def space_of(lineage: Lineage) -> Space:
     """The space of a thread."""
     lines, sizes = ["by\tname\tbytes"], []
     for by in ("channel", "step", "namespace"):
-        sizes = lineage.sizes(by)
-        lines += [f"{by}\t{one_line(name, MAX_FIELD_CHARS)}\t{size}" for name, size in sizes]
-    return Space(encoded("\n".join(lines) + "\n"), sum(size for _, size in sizes))
+        sizes = weighed(lineage.database, [lineage.place.thread], by)
+        lines += [f"{by}\t{one_line(one.name or '', MAX_FIELD_CHARS)}\t{one.bytes}" for one in sizes]
+    return Space(encoded("\n".join(lines) + "\n"), sum(one.bytes for one in sizes))
 
 
 def _title(talk: MessageIndex) -> str:

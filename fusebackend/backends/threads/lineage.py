@@ -318,11 +318,6 @@ class Lineage:
         more = self.database.writes(self.place, [id_], after=since).get(id_, [])
         return newest.grow(now[id_], more, self._files)
 
-    def sizes(self, by: str) -> list[tuple[str, int]]:
-        """Names and sizes of the parts of the thread, as of `Database.weigh`, the largest first."""
-        sizes = self.database.weigh(by, self.place.thread)
-        return sorted(((name, size) for (_, name), size in sizes.items()), key=lambda item: (-item[1], item[0]))
-
     def newest(self) -> NewestCheckpoint | None:
         if self._newest is None:
             marks = self.marks()

@@ -28,7 +28,7 @@ from typing import Final, NamedTuple
 
 from fusebackend.backends.threads.conversation import BLOBS
 from fusebackend.backends.threads.database.activity import INTERRUPT, TASKS
-from fusebackend.backends.threads.database.rows import Damaged, Outline, Place, Portion, time_ns_of
+from fusebackend.backends.threads.database.rows import Damaged, Database, Outline, Place, Portion, time_ns_of
 from fusebackend.backends.threads.database.sql import SaverTables
 from fusebackend.protocol import PrunedThread, ThreadSize
 
@@ -302,10 +302,11 @@ def largest_first(sizes: Iterable[ThreadSize]) -> list[ThreadSize]:
     return sorted(sizes, key=lambda one: (-one.bytes, one.thread, one.name or ""))
 
 
-def weighed(database: SaverTables, threads: Collection[str], by: str | None) -> list[ThreadSize]:
+def weighed(database: Database, threads: Collection[str], by: str | None) -> list[ThreadSize]:
     """The sizes of threads, of all where none is given, or of the parts of each: the largest first."""
     sizes: Counter[tuple[str, str | None]] = Counter()
-    for (thread, name), size in database.weigh(by or "namespace").items():
+    single = next(iter(threads)) if len(threads) == 1 else None
+    for (thread, name), size in database.weigh(by or "namespace", single).items():
         if not threads or thread in threads:
             sizes[thread, name if by else None] += size
     return largest_first(ThreadSize(thread, size, name) for (thread, name), size in sizes.items())
