@@ -24,6 +24,7 @@ from fusebackend.backends.threads.database.activity import RunWatch
 from fusebackend.backends.threads.database.rows import Damaged
 from fusebackend.backends.threads.database.values import pack
 from fusebackend.backends.threads.line import Line
+from fusebackend.backends.threads.lineage import NewestCheckpoint
 from fusebackend.backends.threads.nodes import Record
 from fusebackend.backends.threads.tree import LineDirectory, Tree
 from fusebackend.base import errors, paths
@@ -52,7 +53,6 @@ class HeadFiles(Remote):
         self._threads = threads
         self._directory = directory
         self._runs = RunWatch(quiet_s)
-        self._version = -1
         self._seen: Mapping[str, Record] = {}
         self._tree = ListedTree(())
 
@@ -88,15 +88,6 @@ class HeadFiles(Remote):
             return None
         data = self._seen[found].data()
         return Head(len(data), digest_of(data), content=data)
-
-    @property
-    def is_damaged(self) -> bool:
-        """Whether the files can't be read."""
-        try:
-            self.line().lineage.files_now()
-        except Damaged:
-            return True
-        return False
 
     # -- writing -----------------------------------------------------------------------------------------------
 
@@ -155,16 +146,16 @@ class HeadFiles(Remote):
         copied()
         return ()
 
-    def require_idle(self) -> None:
-        """EBUSY while a run is active, ENOTSUP where the agent keeps no files."""
-        lineage = self.line().lineage
-        newest = lineage.newest()
+    def require_idle(self) -> NewestCheckpoint:
+        """The newest checkpoint. EBUSY while a run is active, ENOTSUP where the agent keeps no files."""
+        newest = self.line().lineage.newest()
         if newest is None:
             raise errors.oserror(errno.ENOENT)
         if self._runs.is_active(newest.saved, newest.writes, newest.standing):
             raise OSError(errno.EBUSY, BUSY)
-        if not lineage.keeps_files:
+        if not newest.keeps_files:
             raise OSError(errno.ENOTSUP, NO_FILES)
+        return newest
 
     def _put(self, update: dict[str, Any]) -> None:
         """Make these changes, unless one of the files has changed since `_look`."""
@@ -173,10 +164,7 @@ class HeadFiles(Remote):
         before = {key: self._seen.get(key) for key in update}
         with self._threads.database.exclusive() as append:
             self._threads.poll(now=True)
-            self.require_idle()
-            lineage = self.line().lineage
-            newest = lineage.newest()
-            assert newest is not None, "the thread was found not to be idle"
+            newest, lineage = self.require_idle(), self.line().lineage
             now = lineage.files_now()
             if any(now.get(key) is not record for key, record in before.items()):
                 raise errors.oserror(errno.ESTALE)
@@ -190,11 +178,9 @@ class HeadFiles(Remote):
 
     def _look(self) -> ListedTree:
         """The tree of the current files. EIO where it can't be read."""
-        line = self.line()
-        if line.version != self._version:
-            self._seen = line.lineage.files_now()
-            self._version = line.version
-            self._tree = ListedTree(self._seen)
+        files = self.line().lineage.files_now()
+        if files is not self._seen:
+            self._seen, self._tree = files, ListedTree(files)
         return self._tree
 
     def _usual_format(self) -> str:

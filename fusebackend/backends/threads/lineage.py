@@ -73,6 +73,13 @@ class NewestCheckpoint:
         self.mark = mark
         return True
 
+    @property
+    def keeps_files(self) -> bool:
+        """Whether the agent keeps files in its state: there is a version of them, or a count of writes to them."""
+        counters = self.saved.metadata.get("counters_since_delta_snapshot")
+        name = FilesChannel.name
+        return name in self.saved.versions or (isinstance(counters, Mapping) and name in counters)
+
 
 MOST_AHEAD: Final = 32
 """Checkpoints read at once; an old thread's hold all of its files."""
@@ -395,13 +402,3 @@ class Lineage:
         """A checkpoint, and the writes to it. Damaged; ENOENT."""
         saved = self.database.saved(self.place, checkpoint)
         return saved, self.database.writes(self.place, [checkpoint]).get(checkpoint, [])
-
-    @property
-    def keeps_files(self) -> bool:
-        """Whether the agent keeps files in its state: its newest checkpoint has a version of them, or counts writes."""
-        newest = self.newest()
-        if newest is None:
-            return False
-        counters = newest.saved.metadata.get("counters_since_delta_snapshot")
-        name = self._files.channel.name
-        return name in newest.saved.versions or (isinstance(counters, Mapping) and name in counters)

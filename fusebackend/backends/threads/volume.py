@@ -24,7 +24,7 @@ from typing import Any, Final, TypeVar, cast
 
 from fusebackend.backends.threads.computed import Link
 from fusebackend.backends.threads.database.activity import QUIET_S
-from fusebackend.backends.threads.database.rows import Database
+from fusebackend.backends.threads.database.rows import Damaged, Database
 from fusebackend.backends.threads.database.sql import SaverTables
 from fusebackend.backends.threads.head import HeadFiles
 from fusebackend.backends.threads.line import HEAD, FilesDirectory
@@ -200,7 +200,9 @@ class ThreadsVolume(KnowsXattrs):
                 raise oserror(errno.EOVERFLOW)
             head = self._head_of[thread] = WritableHead(self._tree, len(self._heads), thread, self._quiet_s)
             self._heads.append(head)
-        if head.files.is_damaged:
+        try:
+            head.files.line().lineage.files_now()
+        except Damaged:
             return node  # it has the error
         return head.shown(head.tree.getattr(head.root))
 
