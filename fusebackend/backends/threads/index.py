@@ -70,8 +70,6 @@ class Said(NamedTuple):
     id: str
     mark: CheckpointMark
     time_ns: int
-    added: int
-    """Messages that no older checkpoint has."""
     messages_bytes: int
     tools: list[str]
     """The tools whose results it brought."""
@@ -182,7 +180,6 @@ class MessageIndex:
 
     def add(self, checkpoint: str, mark: CheckpointMark, time_ns: int, *, sections: bool) -> None:
         """Add the conversation at the checkpoint that follows; with `sections`, measure those of `transcript.md`."""
-        known = len(self.messages)
         error: str | None = None
         tools: list[str] = []
         try:
@@ -196,8 +193,7 @@ class MessageIndex:
                 tools = self._follow(conversation, time_ns, sections=sections)
             size = self._read[-1].end if self._read else 0
         self._conversation = conversation
-        added = len(self.messages) - known
-        self.said.append(Said(checkpoint, mark, time_ns, added, size, tools, error))
+        self.said.append(Said(checkpoint, mark, time_ns, size, tools, error))
 
     def _follow(self, conversation: Mapping[str, Message], time_ns: int, *, sections: bool) -> list[str]:
         """Go on from the conversation added last to that of the next checkpoint. Returns the tools with new results."""
@@ -335,7 +331,7 @@ def _model(message: Mapping[str, Any]) -> str:
 # with, so a file that is lost, damaged, old or of another database costs time and nothing else. Any error in writing
 # one is logged once, and no more are written.
 
-FORMAT: Final = 13
+FORMAT: Final = 14
 """Of an index. Any other number, and any change in how documents look, is a reason to read the line again."""
 
 MAX_BYTES: Final = 256 << 20

@@ -25,6 +25,7 @@ from __future__ import annotations
 import errno
 import functools
 import itertools
+from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any, Final, NamedTuple, TypeAlias, Union
 
@@ -635,8 +636,9 @@ def transcript_head(talk: MessageIndex) -> bytes:
 
 def checkpoints_tsv(index: LineIndex) -> bytes:
     """A line for each checkpoint, below one with the names of the columns."""
+    brought = Counter(message.step for message in index.talk.messages)
     lines = ["\t".join(COLUMNS)]
-    for step in index.steps:
+    for place, step in enumerate(index.steps):
         fields = (
             step.name,
             step.said.id,
@@ -645,7 +647,7 @@ def checkpoints_tsv(index: LineIndex) -> bytes:
             step.source or "",
             step.node,
             _iso(step.said.time_ns),
-            str(step.said.added),
+            str(brought[place]),
             "?" if step.changed == UNREADABLE else str(step.changed),
             ", ".join(step.next),
         )

@@ -492,7 +492,7 @@ def test_the_size_of_a_line_follows_from_its_parts(fields: dict[str, Any]) -> No
 
 
 def test_it_reads_like_a_log_and_its_header_has_a_line_for_each_field() -> None:
-    said = Said("id\nforged", [], 0, 0, 0, [], None)
+    said = Said("id\nforged", [], 0, 0, [], None)
     step = Step(said, "name", None, 1, "loop", "a\x1b[2J", [], [], 0, 1, 0, 0, None)
     records = Records(Nodes())
     made = patch_of(step, "s\r\ndiff --git a/x b/x", {}, {"/f": records.of("x")}).decode()
