@@ -92,14 +92,17 @@ class Tree:
         for line in list(self.lines.values()):
             line.stale = True
 
-    def refresh(self) -> None:
-        """Update the cached parts of the tree."""
+    def refresh(self) -> list[Change]:
+        """Update the cached parts of the tree. Returns the changes that were found since the last call."""
         self.poll(now=True)
         self.root.watch()
         self.root.by_time.refresh(self.found, everything=False)
         lines = list(self.lines.values()) if self.database.tells else list(self._recent.values())
         for line in lines:
             line.fresh()
+        changes = list(self.found)
+        self.found.clear()
+        return changes
 
     def let_go(self) -> None:
         """Drop most of the lines that the kernel does not hold, and all values."""
@@ -136,12 +139,6 @@ class Tree:
         else:
             found = ""
         return time_ns_of(order[0]) or 0, found
-
-    def take(self) -> list[Change]:
-        """The changes that were found since the last call."""
-        changes = list(self.found)
-        self.found.clear()
-        return changes
 
 
 class LineDirectory(DirectoryNode):

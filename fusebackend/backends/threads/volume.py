@@ -414,8 +414,7 @@ class ThreadsVolume(KnowsXattrs):
     def follow(self) -> None:
         """Refresh the tree from the database, and notify caches and watchers."""
         with self.lock:
-            self._tree.refresh()
-            changes = self._tree.take()
+            changes = self._tree.refresh()
         if changes:
             self.publish(*changes)
 
