@@ -126,7 +126,8 @@ class Line:
         self._index: LineIndex | None = None
         self._indexed = (-1, False)  # the version that it has seen, and whether with its steps
         self._space = (-1, Space(b"", 0))  # a version, and what was weighed then
-        self._recent: Recent[int, FilesDirectory] = Recent(RECENT_CHECKPOINTS, FilesDirectory.let_go)
+        self.recent: Recent[int, FilesDirectory] = Recent(RECENT_CHECKPOINTS, FilesDirectory.let_go)
+        """The checkpoints whose files were looked at, by the nodes of their directories."""
         self.directory = directory
         self.head = FilesDirectory(self, directory, HEAD, 0)
         self.history = History(self, directory)
@@ -205,16 +206,12 @@ class Line:
             self._indexed = self.version, steps
         return self._index
 
-    def looked_into(self, directory: FilesDirectory) -> None:
-        if directory.checkpoint is not None:
-            self._recent[directory.node] = directory
-
     def let_go(self) -> None:
         """Drop values that the kernel does not hold. They may have a megabyte or more."""
         self.lineage.let_go()
         self._index = None
-        while self._recent:
-            self._recent.popitem()[1].let_go()
+        while self.recent:
+            self.recent.popitem()[1].let_go()
         for directory in self._computed:
             directory.let_go()
 
@@ -509,10 +506,12 @@ class FilesDirectory(ComputedDirectory):
     def _wanted(self) -> Names:
         if self._folder is not None:
             return self._folder
-        self.line.looked_into(self)
         lineage = self.line.lineage
         try:
-            return wanted(lineage.files_now() if self.checkpoint is None else lineage.files_at(self.checkpoint))
+            if self.checkpoint is None:
+                return wanted(lineage.files_now())
+            self.line.recent[self.node] = self
+            return wanted(lineage.files_at(self.checkpoint))
         except Damaged as error:
             words = f"The files of this checkpoint can't be shown. {error}\n"
             return {ERROR_NAME: lineage.records.saying(words, self.mtime_ns)}
