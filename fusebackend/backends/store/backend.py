@@ -473,8 +473,7 @@ class StoreBackend(FileVerbs):
     def _remove(self, path: AgentPath) -> None:
         """Delete a file or directory. EACCES where a value below it is no file."""
         tree = self._tree()
-        at = tree.find(path)
-        files = self._all(tree, path, at)
+        _, files = self._all(tree, path)
         self._swap(
             tree, [(file.space, Change(file.node.key, None)) for _, file in files], path, *(found for found, _ in files)
         )
@@ -482,11 +481,9 @@ class StoreBackend(FileVerbs):
     def _rename(self, old: AgentPath, new: AgentPath) -> None:
         """Move a file or directory; from one namespace to another by copy and delete."""
         tree = self._tree()
-        at = tree.find(old)
-        files = self._all(tree, old, at)
+        at, files = self._all(tree, old)
         if tree.find(new) is not None:
             raise errors.oserror(errno.EEXIST)
-        assert at is not None, "it has files"
         if at.node == ROOT_NODE:  # a namespace: the keys stay
             moved = tree.moved_space(new)
             places = [((*moved, *file.space[len(at.space) :]), file.node.key) for _, file in files]
@@ -584,15 +581,17 @@ class StoreBackend(FileVerbs):
     def _value(self, tree: SpaceTree, space: Namespace, data: bytes, before: Any = None) -> dict[str, Any]:
         return written(data, before, file_format=self.file_format, takes_nul=tree.spaces.items(space).takes_nul)
 
-    def _all(self, tree: SpaceTree, path: AgentPath, at: SpacePlace | None) -> list[tuple[AgentPath, SpacePlace]]:
-        """The file at a path, or all below it. ENOENT; EACCES if one of them is a value that is no file."""
+    def _all(self, tree: SpaceTree, path: AgentPath) -> tuple[SpacePlace, list[tuple[AgentPath, SpacePlace]]]:
+        """What is at a path, and the file there, or all below it. ENOENT; EACCES if one of them is a value that is no
+        file."""
+        at = tree.find(path)
         files = [] if at is None else tree.files(path, at)
-        if not files:
+        if at is None or not files:
             raise errors.oserror(errno.ENOENT)
         for found, file in files:
             if file.node.suffix:
                 raise OSError(errno.EACCES, f"'{found}': {READ_ONLY}")
-        return files
+        return at, files
 
     def _search(self, path: str, matcher: Matcher | None, pattern: str | None = None) -> Search:
         return StoreSearch(self._tree(), checked(path), matcher)
