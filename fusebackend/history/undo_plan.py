@@ -30,8 +30,9 @@ import contextlib
 import os
 import stat
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache, partial
 from typing import Literal, NamedTuple, TypeAlias
 
 from fusebackend.base.errors import VANISHED, unless
@@ -213,7 +214,8 @@ class UndoPlan:
             if volume.features.read_only:
                 raise _NotTakenBack("is on a route that is read-only now")
             earlier = 0 if isinstance(volume, SnapshotVolume) else self._history.earlier
-            tree = self._trees[prefix] = PlannedTree(prefix, volume, self._history.returned(prefix, earlier), earlier)
+            returned = cache(partial(self._history.returned, prefix, earlier))  # most files are known by their node
+            tree = self._trees[prefix] = PlannedTree(prefix, volume, returned, earlier)
         return tree
 
     def _is_gone(self, tree: PlannedTree, record: Record, last: Record) -> bool:
@@ -420,9 +422,9 @@ class UndoPlan:
         if after is None or file.checked:
             return
         file.checked = True
-        if file.expected is None or place.is_moved:
+        found = file.expected
+        if found is None or place.is_moved:
             return
-        found = file.stamp
         same = found[:3] == after[:3] if file.is_dir else found == after
         if not same:
             raise _NotTakenBack("has changed since")
@@ -626,12 +628,12 @@ class PlannedTree:
     """
 
     def __init__(
-        self, prefix: AgentPath, volume: Volume, returned: Mapping[bytes, bytes] | None = None, earlier: int = 0
+        self, prefix: AgentPath, volume: Volume, returned: Callable[[], Mapping[bytes, bytes]] = dict, earlier: int = 0
     ) -> None:
         self.prefix = prefix
         self.volume = volume
         self.earlier = earlier
-        self._returned = returned or {}
+        self._returned = returned
         self.files: dict[int, PlannedFile] = {}
         self._paths: dict[bytes, list[bytes]] | None = None  # by identity
         self.root = PlannedName(None, b"", self.file(volume.getattr(ROOT_NODE)))
@@ -660,10 +662,10 @@ class PlannedTree:
 
     def now(self, key: bytes) -> bytes:
         """Return what names a file by now that an undo may have brought back."""
-        seen = set()
-        while key in self._returned and key not in seen:
+        returned, seen = self._returned(), set()
+        while key in returned and key not in seen:
             seen.add(key)
-            key = self._returned[key]
+            key = returned[key]
         return key
 
     def identity(self, node: int) -> bytes | None:
