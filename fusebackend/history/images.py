@@ -21,7 +21,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import Final
+from typing import Final, NamedTuple
 
 from fusebackend.base.context import closing_fd
 from fusebackend.base.waiting import will_wait
@@ -62,16 +62,15 @@ LOOK_S: Final = 1.0
 """How often the disk is asked for its room."""
 
 
-class _RecordSource:
+class _RecordSource(NamedTuple):
     """A state whose bytes are in a record."""
 
-    def __init__(self, state: State, history: HistoryFile, image: Image) -> None:
-        self.state = state
-        self._history = history
-        self._image = image
+    state: State
+    history: HistoryFile
+    image: Image
 
     def pieces(self) -> Iterator[tuple[int, bytes]]:
-        yield 0, self._history.image_data(self._image)
+        yield 0, self.history.image_data(self.image)
 
 
 class Images:

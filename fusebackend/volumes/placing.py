@@ -103,12 +103,11 @@ class NodeSource:
         return data_pieces(self.volume, self.node)
 
 
-class KeptSource:
+class KeptSource(NamedTuple):
     """A state whose bytes are in a file on disk. Without a file it has none."""
 
-    def __init__(self, state: State, path: str | None = None) -> None:
-        self.state = state
-        self.path = path
+    state: State
+    path: str | None = None
 
     def pieces(self) -> Iterator[tuple[int, bytes]]:
         if self.path is None:
