@@ -144,12 +144,10 @@ class Snapshots:
                 raise OSError(
                     errno.EEXIST, f"there is a snapshot '{name}' already; choose another name, or delete that one"
                 )
-            self._take(name)
+            taken = self._take(name)
             if durably:
                 self._sync(name)
-            taken = self.find(name)
         self.on_change(name)
-        assert taken is not None, "it has just been taken"
         return taken.info
 
     def _given_name(self) -> str:
@@ -158,21 +156,21 @@ class Snapshots:
         names = self._named()
         return next(each for each in itertools.chain([name], numbered) if each not in names)
 
-    def _take(self, name: str) -> None:
-        done: list[SnapshotVolume] = []
+    def _take(self, name: str) -> Parts:
+        done: dict[SnapshotVolume, Snapshot] = {}
         with contextlib.ExitStack() as locks:
             for volume in self.distinct.values():
                 if not volume.features.blocking:
                     locks.enter_context(volume.lock)
             for prefix, volume in self.distinct.items():
                 try:
-                    volume.take_snapshot(name)
+                    done[volume] = volume.take_snapshot(name)
                 except BaseException as error:
                     _take_back(name, done)
                     if isinstance(error, OSError):
                         raise OSError(error.errno, f"{words_for(prefix)} took no snapshot: {error.strerror}") from error
                     raise
-                done.append(volume)
+        return Parts(name, {prefix: done[volume.kept_by] for prefix, volume in self.volumes.items()})
 
     def _sync(self, name: str) -> None:
         volumes = self.distinct.values()
