@@ -243,6 +243,19 @@ class Directories:
             known.pop(path or b"", None)
         self._known[b""] = ROOT_NODE
 
+    def find(self, path: bytes) -> int:
+        """Return a directory. ENOENT, ENOTDIR."""
+        above = path.rsplit(b"/", CHECKED_LEVELS)[0]
+        if above in self._before:
+            self._known.setdefault(above, self._before[above])
+        try:
+            return self._walked(path)
+        except OSError:  # one was removed, or the volume does not know it any more
+            if len(self._known) == 1:
+                raise
+            self.forget()
+            return self._walked(path)
+
     def _walked(self, path: bytes) -> int:
         above, names = path, list[bytes]()
         while above not in self._known:
@@ -259,17 +272,8 @@ class Directories:
 
     def place(self, path: bytes) -> tuple[int, bytes]:
         """Return the directory of a path, and its name there. ENOENT, ENOTDIR."""
-        directory, _, name = path.rpartition(b"/")
-        above = directory.rsplit(b"/", CHECKED_LEVELS)[0]
-        if above in self._before:
-            self._known.setdefault(above, self._before[above])
-        try:
-            return self._walked(directory), name
-        except OSError:  # one was removed, or the volume does not know it any more
-            if len(self._known) == 1:
-                raise
-            self.forget()
-            return self._walked(directory), name
+        above, _, name = path.rpartition(b"/")
+        return self.find(above), name
 
     def at(self, path: bytes) -> tuple[int, bytes, Attr | None]:
         """Return the directory of a path, its name there, and the attributes of the file, if there is one; no link is
