@@ -52,7 +52,7 @@ COLUMNS: Final = (
 SAID: Final = 14
 """So many columns are in the digest. Those after them can be forgotten."""
 
-CALL, NUMBER, PAYLOAD, TIME, ROUTE, PATH, NODE, TO_PATH, SECRET = 1, 3, 5, 6, 7, 8, 9, 10, 17
+CALL, KIND, NUMBER, PAYLOAD, TIME, ROUTE, PATH, NODE, TO_PATH, SECRET = 1, 2, 3, 5, 6, 7, 8, 9, 10, 17
 
 SCHEMA: Final = """
 CREATE TABLE IF NOT EXISTS state (
@@ -136,7 +136,7 @@ _LIVE: Final = (
 DROP: Final = f"UPDATE events SET event = 'unmade', {_BLANK} WHERE number = ? AND path NOTNULL"
 """What is said of a record."""
 
-Row: TypeAlias = tuple[Any, ...]
+Row: TypeAlias = Sequence[Any]
 
 encode: Final = msgspec.msgpack.Encoder().encode
 decode: Final = msgspec.msgpack.decode
@@ -170,7 +170,7 @@ def append(columns: tuple[bool, ...], rows: int) -> str:
     """
     named = [*itertools.compress(COLUMNS, columns)]
     row = f"({', '.join('?' * (len(named) + 2))})"
-    return f"INSERT INTO events (link, digest, {', '.join(named)}) VALUES {', '.join([row] * rows)}"
+    return f"INSERT OR ROLLBACK INTO events (link, digest, {', '.join(named)}) VALUES {', '.join([row] * rows)}"
 
 
 def digest(link: int, before: bytes, row: Sequence[Any]) -> bytes:

@@ -32,7 +32,6 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final, NamedTuple
 
@@ -94,9 +93,6 @@ RETURNED: Final = b">"
 OF_RECORD: Final = "#"
 """The name of an image in its record begins so; the number of the record follows."""
 
-_WITH_BYTES: Final = len(events.COLUMNS) - events.NUMBER - 1
-"""So long is what follows the number of a record with bytes."""
-
 _LOST: Final = frozenset({"change", "left", "returned"})
 """Events that are given up where too many can't be written: a gap says so."""
 
@@ -152,32 +148,31 @@ _Statement = tuple[str, Row]
 """An event, without a statement of its own, or a statement with its values."""
 
 
-@dataclass(eq=False, slots=True)
-class Entry:
+class Entry(msgspec.Struct, eq=False):
     """A record on its way. `HistoryFile` makes them.
 
     Args:
-        row: what follows the number.
-        number: 0 until it has one.
+        event: its row, with the number 0 until it has one.
         head: the events of its call's begin, until they are in the file.
     """
 
-    call: int
-    kind: str
-    row: Row
+    event: list[Any]
     after: Stamp | None
-    number: int = 0
     head: Sequence[Row] = ()
     doubted_s: float = 0.0
     is_asked: bool = False
 
     @property
-    def node(self) -> int:
-        return int(self.row[events.NODE - events.NUMBER - 1])
+    def call(self) -> int:
+        return int(self.event[events.CALL])
 
     @property
-    def event(self) -> Row:
-        return ("change", self.call, self.kind, self.number, *self.row)
+    def number(self) -> int:
+        return int(self.event[events.NUMBER])
+
+    @property
+    def node(self) -> int:
+        return int(self.event[events.NODE])
 
     @property
     def left_at(self) -> bytes:
@@ -195,10 +190,10 @@ def _entry_of(number: int, said: bytes) -> Entry | None:
     """Return a record from `Entry.said`; None if it is of another version, or damaged."""
     try:
         (_, call, kind, _, *row), after, head = decode(said)
-        entry = Entry(call, kind, tuple(row), None if after is None else Stamp(*after), number, head)
+        entry = Entry(["change", call, kind, number, *row], None if after is None else Stamp(*after), head)
     except (msgspec.DecodeError, TypeError, ValueError):
         return None
-    return entry if events.NODE < 4 + len(row) <= len(events.COLUMNS) else None
+    return entry if events.NODE < len(entry.event) <= len(events.COLUMNS) else None
 
 
 class HistoryLocked(OSError):
@@ -414,22 +409,23 @@ class HistoryFile:
 
     def put(self, entry: Entry) -> int:
         """Add a record that was made by `entry`, or that was reserved: its change was made. Returns its number."""
+        event = entry.event
         with self._guard:
-            if not entry.number:
-                self.last += 1
-                entry.number = self.last
-            elif self._reserved.pop(entry.number, None) is None:
-                return entry.number
-            self._append(entry.event)
-            if len(entry.row) == _WITH_BYTES:
-                self._held_bytes += len(entry.row[-1])
+            number: int = event[events.NUMBER]
+            if not number:
+                number = event[events.NUMBER] = self.last = self.last + 1
+            elif self._reserved.pop(number, None) is None:
+                return number
+            self._append(event)
+            if len(event) == len(events.COLUMNS):
+                self._held_bytes += len(event[-1])
             if entry.after is not None:
-                self._put_left(entry.number, entry.after)
+                self._put_left(number, entry.after)
         if self._late_ends:
             self._end_late(entry)
         if self._is_full:
             self.flush()
-        return entry.number
+        return number
 
     def entry(
         self,
@@ -449,16 +445,16 @@ class HistoryFile:
             _, before, image, _, identity = kept
             mode, payload, nlink = before.mode, encode((*before[:8], before.target)), before.nlink
             xattrs = encode(before.xattrs) if before.xattrs else None
-        row: Row = (mode, payload, self._time_ns(), to_name(prefix), path, node)
+        event = ["change", call, kind, 0, mode, payload, self._time_ns(), to_name(prefix), path, node]
         if kept is not None or to_path or linked:
-            row += (to_path or None, int(linked), nlink, identity)
+            event += (to_path or None, int(linked), nlink, identity)
         if image is not None:
-            row += (image.place, sqlite.bound(image.name), image.node, xattrs)
+            event += (image.place, sqlite.bound(image.name), image.node, xattrs)
             if image.data is not None:
-                row += (image.data,)
+                event.append(image.data)
         elif xattrs is not None:
-            row += (None, None, None, xattrs)
-        return Entry(call, kind, row, after)
+            event += (None, None, None, xattrs)
+        return Entry(event, after)
 
     def _put_left(self, number: int, stamp: Stamp | None) -> None:
         if stamp is None:
@@ -475,9 +471,8 @@ class HistoryFile:
         (`records_after`) are shown none from this one on.
         """
         with self._guard:
-            self.last += 1
-            entry.number = self.last
-            self._reserved[entry.number] = entry
+            entry.event[events.NUMBER] = self.last = self.last + 1
+            self._reserved[self.last] = entry
             entry.head = self._heads.get(entry.call, ())
         return entry
 
@@ -548,13 +543,13 @@ class HistoryFile:
         taken = 0
         for entry in entries:
             event = entry.event
-            if entry.number in dropped or (event[events.TIME], entry.kind, event[events.PATH]) in known:
+            if entry.number in dropped or (event[events.TIME], event[events.KIND], event[events.PATH]) in known:
                 continue
             if entry.number in there:  # a server that could not read these has given the number to another one
                 self.made.discard(entry.number)
-                entry.number = last = last + 1
+                event[events.NUMBER] = last = last + 1
                 self.made.add(last)
-            entry.call = self._replayed_call(entry, calls)
+            event[events.CALL] = self._replayed_call(entry, calls)
             if entry.call:
                 taken += 1
                 with self._guard:

@@ -25,10 +25,11 @@ import stat
 import threading
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from operator import attrgetter
 from typing import Any, Final, Literal, TypeAlias
+
+import msgspec
 
 from fusebackend.base.merge_lines import MERGED_BYTES
 from fusebackend.base.paths import AgentPath
@@ -372,8 +373,7 @@ def _is_as_planned(volume: Volume, found: Stamp | None, planned: Stamp) -> bool:
     return found.mtime_ns == planned.mtime_ns or not volume.features.persistent_modes
 
 
-@dataclass(eq=False, slots=True)
-class _PendingChange:
+class _PendingChange(msgspec.Struct, eq=False):
     """A change that came by the door, until it is recorded: a `Note` for volumes that keep a log.
 
     Args:
