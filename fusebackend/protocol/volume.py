@@ -429,6 +429,14 @@ class Volume(abc.ABC):
         other names come and go; an entry that is gone is never returned. `after=b""` starts a listing.
         """
 
+    def find(self, parent: int, name: bytes) -> Attr | None:
+        """`lookup` for the server's own use: None for a name that is not there. As nobody compares these attributes
+        with later ones, the next change needs no finer time (`base/stamps.py`)."""
+        try:
+            return self.lookup(parent, name)
+        except FileNotFoundError:
+            return None
+
     def lookup_brief(self, parent: int, name: bytes) -> Attr:
         """`lookup`, which may be answered with `Attr.is_brief`: the rest would be a request for each name."""
         return self.lookup(parent, name)

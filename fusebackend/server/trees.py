@@ -138,9 +138,8 @@ def refuse_taken_by_file(filesystem: FileSystem, default: str) -> None:
 
 
 def _has(volume: Volume, name: bytes) -> bool:
-    try:
-        found = volume.lookup(ROOT_NODE, name)
-    except FileNotFoundError:
+    found = volume.find(ROOT_NODE, name)
+    if found is None:
         return False
     try:
         return not (found.is_dir and volume.getxattr(found.node, SOCKET_XATTR))

@@ -785,6 +785,10 @@ class BranchVolume(SqliteVolume):
         with self.lock, self._fresh:
             return super().lookup(parent, name)
 
+    def find(self, parent: int, name: bytes) -> Inode | None:
+        with self.lock, self._fresh:
+            return super().find(parent, name)
+
     def readdir(self, node: int, after: bytes, limit: int) -> Sequence[tuple[bytes, Attr]]:
         with self.lock, self._fresh:
             return super().readdir(node, after, limit)

@@ -18,12 +18,13 @@ A new listener is a subclass of `ChangeListener`, and a line that gives it to `R
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Generic, Literal, TypeVar
 
-from fusebackend.base.errors import VANISHED
+from fusebackend.base.errors import VANISHED, oserror
 from fusebackend.protocol import Attr, AttrChanges, Caller
 
 if TYPE_CHECKING:
@@ -48,7 +49,8 @@ class _Found(Generic[T]):
         self._name = find.__name__
 
     def __get__(self, change: DoorChange, kind: object) -> T:
-        found = change.__dict__[self._name] = self._find(change)
+        found = self._find(change)
+        setattr(change, self._name, found)  # past `__dict__`, which an object without it need not make
         return found
 
 
@@ -84,15 +86,17 @@ class DoorChange:
     def attr(self) -> Attr:
         """The attributes before the change; ENOENT and the like as of the volume. Ask first before it."""
         volume = self.door.route.volume
-        return volume.lookup(self.parent, self.name) if self.name else volume.getattr(self.node)
+        if not self.name:
+            return volume.getattr(self.node)
+        found = volume.find(self.parent, self.name)
+        if found is None:
+            raise oserror(errno.ENOENT, self.name)
+        return found
 
     @_Found
     def replaced(self) -> Attr | None:
         """What had the new name before a rename, if anything. Ask first before it."""
-        try:
-            return self.door.route.volume.lookup(self.new_parent, self.new_name)
-        except FileNotFoundError:
-            return None
+        return self.door.route.volume.find(self.new_parent, self.new_name)
 
     @property
     def is_same_file(self) -> bool:
