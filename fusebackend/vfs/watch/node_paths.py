@@ -75,18 +75,18 @@ class NodePaths:
             return number
         return inode_number(route.files.index, node)
 
-    def _path(self, route: Route, inode: int, *below: bytes) -> bytes | None:
-        names = [*below]
+    def _path(self, route: Route, inode: int, below: bytes = b"") -> bytes | None:
+        path = b"/" + below if below else b""
         for _ in range(DEEPEST):
             junction = self._tree.junction(inode)
             if junction is not None:
                 if junction.route is not route:
-                    names += reversed(paths.split(route.inner(junction.path)))
-                return b"/" + b"/".join(reversed(names))
+                    path = paths.to_name(route.inner(junction.path).rstrip("/")) + path
+                return path or b"/"
             known = self._inodes.get(inode) or self._elsewhere(inode)
             if known is None:
                 return None
-            names.append(known.name)
+            path = b"/" + known.name + path
             inode = known.parent
         return None
 
