@@ -86,9 +86,6 @@ class OpenCall:
 
 _inside: contextvars.ContextVar[OpenCall | None] = contextvars.ContextVar("fusebackend_call", default=None)
 
-UNKNOWN: Final = object()
-"""The author of a request whose process is not known."""
-
 
 class Calls:
     """See the module's docstring.
@@ -123,14 +120,15 @@ class Calls:
     # -- which call ------------------------------------------------------------------------------------------------
 
     def current(self) -> OpenCall:
-        """Return the call of a change that this thread or task is about to make."""
+        """Return the call of a change that this thread or task is about to make. The request keeps its process, for
+        those that will follow on its behalf: by then it may have ended, and its id be another's."""
         call = _inside.get()
         if call is not None:
             return call
         asked = request.current()
-        if asked.author is not None:
-            return self.of_process(asked.author if isinstance(asked.author, Process) else None, asked.uid)
-        return self.of_process(self.processes.of(asked.thread), asked.uid)
+        if asked.author is request.UNSEEN:
+            asked.author = self.processes.of(asked.thread)
+        return self.of_process(asked.author, asked.uid)
 
     def of_process(self, process: Process | None, uid: int) -> OpenCall:
         """Return the call of a process; None for an unknown one."""
@@ -150,11 +148,6 @@ class Calls:
                 call = self._in_session(key, process, uid, now_s)
         call.last_s = now_s
         return call
-
-    def author(self, asked: request.Request) -> object:
-        """Return the process of a request, for the requests that will follow on its behalf: by then it may have
-        ended, and its id be another's."""
-        return self.processes.of(asked.thread) or UNKNOWN
 
     def _given(self, process: Process) -> OpenCall | None:
         if self._named:

@@ -124,7 +124,7 @@ class Recording:
         with contextlib.suppress(OSError):  # a volume that does not answer: an undo names what it finds
             drop_unmade(self.history, self.recorder.images, filesystem.tree.volume_at, self.recorder.logged)
         self.recorder.stamp_interrupted()
-        filesystem.record(partial(HistoryListener, self.recorder), self.calls.author, self)
+        filesystem.record(partial(HistoryListener, self.recorder), self.calls.processes.of, self)
         for route in filesystem.tree.routes:
             route.undo = "none" if route.volume.features.read_only else "copies"
             if isinstance(route.volume, SnapshotVolume):

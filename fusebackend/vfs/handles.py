@@ -47,7 +47,7 @@ class FileHandle:
         route: Route,
         node: int,
         flags: int,
-        author: Callable[[request.Request], object] | None = None,
+        author: Callable[[int], object] | None = None,
     ) -> None:
         """`author` as for `FileSystem.record`."""
         self.inode = inode
@@ -58,8 +58,8 @@ class FileHandle:
         self.bare = False  # … and the file is known to have no capabilities, see `vfs/setid.py`
         self.opened_at = time.monotonic()
         self.opener = opener = request.current()
-        if author is not None and flags & os.O_ACCMODE != os.O_RDONLY:
-            self.opener = opener._replace(author=author(opener))
+        if author is not None and flags & os.O_ACCMODE != os.O_RDONLY and opener.author is request.UNSEEN:
+            opener.author = author(opener.thread)
 
     def open(self, truncate: bool) -> Attr:
         """Open the node, and empty it if `truncate`, in one step and one thread; returns the attributes after that.

@@ -35,7 +35,7 @@ from fusebackend.protocol import (
 from fusebackend.rules.ruled_volume import NODES
 from fusebackend.rules.view import View
 from fusebackend.vfs import switches as switching
-from fusebackend.vfs.calls.request import Request, current, on_behalf_of
+from fusebackend.vfs.calls.request import current, on_behalf_of
 from fusebackend.vfs.coherence.dentries import Dentries, Revalidation
 from fusebackend.vfs.coherence.entry_cache import ENDLESS_TIMEOUT_S, NegativeDentries, Overtaken
 from fusebackend.vfs.coherence.invalidation import Invalidation, Pruning, Twins
@@ -92,7 +92,7 @@ class FileSystem:
         self._add_parts(on)
         self._deadline_s = deadline_s
         self._growing = threading.Lock()
-        self._author: Callable[[Request], object] | None = None  # see `record`
+        self._author: Callable[[int], object] | None = None  # see `record`
         self._make: Callable[[Route], ChangeListener] | None = None
         self._beside: Beside | None = None
 
@@ -548,13 +548,13 @@ class FileSystem:
         return RoutesDirectory(self, self.tree.add_directory(to_name(name), holds_routes=True))
 
     def record(
-        self, make: Callable[[Route], ChangeListener], author: Callable[[Request], object], beside: Beside | None = None
+        self, make: Callable[[Route], ChangeListener], author: Callable[[int], object], beside: Beside | None = None
     ) -> None:
         """Have the history listen to the changes of each route, in all trees. Before the mount.
 
         Args:
             make: gives its listener for a route.
-            author: says which process opens a file for writing; the `Request` of each write has it.
+            author: says of which process a thread is that opens a file for writing; the `Request` of each write has it.
             beside: told of the routes that come and go (`RoutesDirectory`). Without it, these are not recorded.
         """
         self._author = author

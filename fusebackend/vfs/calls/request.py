@@ -11,7 +11,9 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import signal
-from typing import NamedTuple, Protocol, TypeAlias
+from typing import Any, Final, Protocol, TypeAlias
+
+import msgspec
 
 from fusebackend.linux import proc
 
@@ -21,15 +23,19 @@ CAP_FOWNER, CAP_FSETID = 3, 4
 """Capabilities by their numbers (linux/capability.h)."""
 
 
-class Request(NamedTuple):
+UNSEEN: Final = object()
+"""The author of a request before the history has looked."""
+
+
+class Request(msgspec.Struct):
     """A request: its kind, its thread (0 for the kernel's own, or if not known) and its user."""
 
     verb: str
     thread: int = 0
     uid: int = 0
     gid: int = 0
-    author: object = None
-    """What the history knows of the process that opened the handle, if one is kept."""
+    author: Any = UNSEEN
+    """What the history knows of the process, or of the one that opened the handle, once it has looked."""
 
     @property
     def is_abandoned(self) -> bool:
@@ -108,4 +114,4 @@ def current() -> Request:
 
 def on_behalf_of(opener: Request) -> None:
     """Attribute a request without an asker to the thread and the process that opened the handle."""
-    asked.set(Request(asked.get()[0], *opener[1:]))
+    asked.set(Request(current().verb, opener.thread, opener.uid, opener.gid, opener.author))

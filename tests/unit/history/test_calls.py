@@ -13,6 +13,7 @@ import pytest
 from clocks import Clock
 from eventually import eventually
 from for_each import for_each
+from msgspec.structs import replace
 from together import together
 
 from fusebackend.base.paths import ROOT
@@ -127,7 +128,7 @@ def test_processes_that_are_not_known_are_taken_for_no_other(calls):
 def test_a_request_is_by_its_thread_or_on_behalf_of_the_opener(calls):
     own = process_of(os.getpid())
     asked = request.Request("write", thread=threading.get_native_id(), uid=own.uid)
-    opener = asked._replace(author=calls.author(asked))
+    opener = replace(asked, author=calls.processes.of(asked.thread))
     assert opener.author == own
 
     def current(made):
@@ -138,7 +139,7 @@ def test_a_request_is_by_its_thread_or_on_behalf_of_the_opener(calls):
             request.asked.reset(token)
 
     assert current(opener) is current(asked)
-    ended = asked._replace(author=calls.author(asked._replace(thread=0)))
+    ended = replace(asked, author=calls.processes.of(0))
     assert current(ended) is not current(asked)
     session, named = current(asked), calls.name(own.pid, "edit", Actor(), "one")
     assert current(asked) is named
