@@ -40,7 +40,10 @@ def one_line(error: BaseException) -> str:
     """The text of an error for a user: an `OSError` without its number, no line breaks and no control characters."""
     text = str(error)
     if isinstance(error, OSError) and error.strerror:
-        text = error.strerror if error.filename is None else f"{error.strerror}: '{os.fsdecode(error.filename)}'"
+        name = error.filename  # a library's may be anything
+        if isinstance(name, bytes):
+            name = os.fsdecode(name)
+        text = error.strerror if name is None else f"{error.strerror}: '{name}'"
     return shown(" ".join(text.split())) or type(error).__name__
 
 

@@ -7,7 +7,6 @@ Names are bytes. They go out as the bytes they are, so that other programs can u
 from __future__ import annotations
 
 import contextlib
-import datetime
 import functools
 import json
 import os
@@ -15,6 +14,7 @@ import re
 import shutil
 import stat
 import sys
+import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from types import TracebackType
 from typing import IO, Any, TypeVar
@@ -298,7 +298,7 @@ TO_THE_MINUTE, TO_THE_SECOND = "%Y-%m-%d %H:%M", "%Y-%m-%d %H:%M:%S"
 def local_time(time_s: float, form: str = TO_THE_SECOND, fraction: str = "") -> str:
     """A time in the local zone; a number of seconds, with this fraction, where the calendar has no such year."""
     try:
-        return datetime.datetime.fromtimestamp(time_s).astimezone().strftime(form)
+        return time.strftime(form, time.localtime(time_s))
     except (OverflowError, ValueError, OSError):
         return f"@{time_s:.0f}{fraction}"
 

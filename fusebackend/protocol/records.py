@@ -350,7 +350,7 @@ class SnapshotInfo:
     name: str
     time_ns: int
     routes: list[str]
-    path: str = ""
+    path: str
 
 
 @dataclass
@@ -395,11 +395,12 @@ class BranchInfo:
         routes: prefix → `frozen`, below the branch is a snapshot of the route; `live`, the route itself is.
         changes: names that are new, gone, or lead to a file that was changed.
         size_bytes: of its file on disk.
+        path: of its tree, below the mount point. An answer without it, of an older server, is an error: nothing that
+            was meant for a branch may reach the mount.
         conflicts: changed files that the mount has changed as well, undecided; None where that is not known.
         unmerged: changes that a merge would make, without conflicts; None where that is not known.
         error: why it can't be used; None if it can.
         directory: the plain directory that it was put into; None if it is in none.
-        path: of its tree, below the mount point.
     """
 
     name: str
@@ -407,11 +408,11 @@ class BranchInfo:
     routes: dict[str, str]
     changes: int
     size_bytes: int
+    path: str
     conflicts: int | None = None
     unmerged: int | None = None
     error: str | None = None
     directory: str | None = None
-    path: str = ""
 
 
 @dataclass

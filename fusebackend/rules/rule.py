@@ -116,7 +116,8 @@ class Rule:
                 raise RuleError(f"a {type(said).__name__} is no rule: it needs operations, paths and mode")
             dots = given["mode"] != "allow"
         try:
-            table: Any = read_table(RuleTable, {key: value for key, value in given.items() if value is not None})
+            said_so = {key: value for key, value in given.items() if key != "mode" or value is not None}
+            table: Any = read_table(RuleTable, said_so)
         except ConfigError as error:
             raise RuleError(str(error)) from None
         return cls(tuple(table.operations), tuple(table.paths), table.mode, dots)

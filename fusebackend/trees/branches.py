@@ -389,10 +389,11 @@ class Branches:
             return list(self._broken)
 
     def find(self, name: str) -> BranchInfo:
-        """Describe a branch, as far as no merge is planned for it (`Merges.compare`). OSError: ENOENT."""
+        """Describe a branch, as far as no merge is planned for it (`Merges.compare`); the mount says its path. OSError:
+        ENOENT."""
         with self._guard:
             if name in self._broken:
-                return BranchInfo(name, 0, {}, 0, self._size_bytes(name), error=self._broken[name])
+                return BranchInfo(name, 0, {}, 0, self._size_bytes(name), "", error=self._broken[name])
             volume = self.volume(name)
             routes = {
                 route.prefix if route.prefix == ROOT else route.prefix + "/": "live"
@@ -401,7 +402,7 @@ class Branches:
                 for route in volume.routes
             }
             changes, size_bytes = volume.changed_names(), self._size_bytes(name)
-            return BranchInfo(name, volume.created_ns, routes, changes, size_bytes)
+            return BranchInfo(name, volume.created_ns, routes, changes, size_bytes, "")
 
     def all(self) -> list[BranchInfo]:
         """Describe all branches, by name."""

@@ -74,7 +74,7 @@ class Parts(NamedTuple):
     @property
     def info(self) -> SnapshotInfo:
         routes = [prefix if prefix == ROOT else prefix + "/" for prefix in sorted(self.parts)]
-        return SnapshotInfo(self.name, min(part.time_ns for part in self.parts.values()), routes)
+        return SnapshotInfo(self.name, min(part.time_ns for part in self.parts.values()), routes, "")
 
 
 class Snapshots:
