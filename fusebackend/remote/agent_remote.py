@@ -233,7 +233,9 @@ class AgentRemote(Remote):
                 if before is not None:
                     self._upload(copy, before)
                     continue
-                self.delete(copy[1:])
+                error = self._delete(copy)
+                if error is not None and self._download(copy) is not None:
+                    raise self._failure(error, copy)
             except OSError as error:
                 log.error("%s: a failed rename has left %s changed: %s", self.name, copy, error)
 

@@ -346,10 +346,12 @@ class RemoteFiles:
         raise oserror(errno.EAGAIN, entry.key)
 
     def _bytes(self, entry: Entry) -> bytes:
-        if entry.buffer is not None:  # always, where there are no ranges: the look has brought the whole
+        if entry.buffer is not None:
             return entry.buffer.read(0, entry.buffer.size)
-        with closing(self._reader(entry, entry.key)) as reader:  # it has what came with the look
-            return reader.read(0, entry.size)
+        if self._ranges:  # the reader has what came with the look
+            with closing(self._reader(entry, entry.key)) as reader:
+                return reader.read(0, entry.size)
+        return b"".join(self._remote.load(entry.key, entry.etag)) if entry.size else b""
 
     def restamp(self, entry: Entry) -> None:
         """Store the new attributes of a file: with its content where that is waiting to be stored, else alone. After an
