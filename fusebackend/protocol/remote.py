@@ -274,12 +274,9 @@ class Remote(abc.ABC):
         return None
 
     def same(self, key: str, data: Bytes, stamp: Stamp) -> Etag | None:
-        """The ETag of the stored file if it equals this one, and has its time where that is stored with it: then a put
-        has arrived, and its answer was lost."""
+        """The ETag of the stored file if it equals this one: then a put has arrived, and its answer was lost."""
         head = self.head(key)
         if head is None or head.size != data.size:
-            return None
-        if head.stamp is not None and head.stamp.mtime_ns != stamp.mtime_ns:
             return None
         pieces = self.load(key, head.etag) if head.content is None else (bytes(head.content),)
         return head.etag if begins_with(data, pieces) else None

@@ -37,7 +37,7 @@ from fusebackend.backends.object_store.rename import Moves
 from fusebackend.base.errors import oserror
 from fusebackend.base.recent import Recent
 from fusebackend.protocol import DEFAULT_TTL_S
-from fusebackend.protocol.remote import Abilities, Bytes, Contents, Etag, Head, Info, Reader, Remote, Stamp
+from fusebackend.protocol.remote import Abilities, Bytes, Contents, Etag, Head, Info, Reader, Remote, Stamp, begins_with
 from fusebackend.remote.backend import RemoteBackend
 from fusebackend.remote.buffer import MEMORY_BYTES, Buffer
 from fusebackend.remote.entry import DIRECTORY_MODE, FILE_MODE
@@ -256,10 +256,7 @@ def _patient(store: ObjectStore, size: int) -> ObjectStore:
 # taken for an octal one (rclone). All other metadata, and attributes such as `Content-Type`, are carried along when an
 # object is put again.
 
-REPLACED = ("mtime", UPLOAD_ATTRIBUTE)
-"""Attributes that each put gives an object anew."""
-
-OURS = ("mode", "uid", "gid", *REPLACED)
+OURS = ("mode", "uid", "gid", "mtime", UPLOAD_ATTRIBUTE)
 
 _DIGITS = re.compile(r"[0-9]{1,10}")
 _MODE = re.compile(r"0[0-7]{0,9}|[1-9][0-9]{0,9}")
@@ -268,8 +265,10 @@ _BILLION = 1_000_000_000
 
 
 def stamp_of(attributes: Mapping[str, str], modified_ns: int, *, is_dir: bool, is_shown: bool = True) -> Stamp:
-    """The stamp of an object, with defaults. Without `is_shown` the volume takes neither mode nor owner from it: these
-    are carried along as well."""
+    """The stamp of an object, with defaults. Without `is_shown` these alone; all attributes are only carried along."""
+    if not is_shown:
+        extra = {name: value for name, value in attributes.items() if name not in (UPLOAD_ATTRIBUTE, "mtime")}
+        return stamp_of({}, modified_ns, is_dir=is_dir)._replace(extra=extra)
     mode = _mode(attributes.get("mode", ""), is_dir)
     uid, gid = (_number(attributes.get(word, "")) for word in ("uid", "gid"))
     mtime_ns = _time_ns(attributes.get("mtime", ""))
@@ -278,7 +277,7 @@ def stamp_of(attributes: Mapping[str, str], modified_ns: int, *, is_dir: bool, i
         os.geteuid() if uid is None else uid,
         os.getegid() if gid is None else gid,
         modified_ns if mtime_ns is None else mtime_ns,
-        {name: value for name, value in attributes.items() if name not in (OURS if is_shown else REPLACED)},
+        {name: value for name, value in attributes.items() if name not in OURS},
     )
 
 
@@ -461,6 +460,13 @@ class BucketRemote(Remote):
         if etag is not None and 0 < data.size <= MEMORY_BYTES:  # a file that was written is often read next
             self.byte_cache.put_whole(key, etag, data.read(0, data.size))
         return etag
+
+    def same(self, key: str, data: Bytes, stamp: Stamp) -> Etag | None:
+        found = self.bucket.head(key)
+        mtime = attributes_of(stamp)["mtime"]
+        if found is None or found.size != data.size or found.attributes.get("mtime") != mtime:
+            return None
+        return found.etag if begins_with(data, self.bucket.pieces(key, found.etag)) else None
 
     def restamp(self, key: str, etag: Etag | None, size: int, stamp: Stamp) -> Etag | None:
         extras, written = self.bucket.extras, attributes_of(stamp)
