@@ -1,10 +1,8 @@
-"""`object_errors`: what obstore raises, as `OSError` with an errno and one line in the log; `errno_of`: the errno of
-what obstore or botocore raises.
+"""`object_errors`: what obstore raises, as `OSError` with an errno and one line in the log.
 
 obstore tells the outcomes of a condition apart by type. Everything else is a `GenericError` whose text holds the HTTP
 status, the service's error code (`<Code>QuotaExceeded</Code>`) and the kind of a network error; those three are read
-from it as the data they are, and looked up in the tables below. botocore's `ClientError` has status and code as data.
-Nothing is guessed from prose.
+from it as the data they are, and looked up in the tables below. Nothing is guessed from prose.
 """
 
 from __future__ import annotations
@@ -68,13 +66,8 @@ ERRNO_OF_CLASS: dict[str, int] = {
     "InvalidPathError": errno.EINVAL,
     "NotSupportedError": errno.ENOTSUP,
     "NotImplementedError": errno.ENOTSUP,
-    "SSLError": errno.EIO,
-    "ConnectionClosedError": errno.ECONNRESET,
-    "ConnectionError": errno.ETIMEDOUT,
-    "HTTPClientError": errno.ETIMEDOUT,  # no answer in time
 }
-"""Exceptions of obstore and botocore, which are not imported for this table, and of Python; the first class of an
-exception's own and those above it counts."""
+"""Exceptions of obstore, which is not imported for this table, and of Python."""
 
 THROTTLED = frozenset({429, 503})
 SLOW_DOWN = "SlowDown"
@@ -105,7 +98,7 @@ def object_errors(key: str) -> Iterator[None]:
     except FileNotFoundError as error:
         if error.errno is not None:
             raise
-        if answer_of(error)[0] == "NoSuchBucket" and not _quiet.get():
+        if (code := _CODE.search(str(error))) is not None and code[1] == "NoSuchBucket" and not _quiet.get():
             log.warning("%s: %s", key, _line(error))
         raise oserror(errno.ENOENT, key) from None
     except NotImplementedError as error:  # a store that lacks a feature, not one of ours
@@ -116,18 +109,17 @@ def object_errors(key: str) -> Iterator[None]:
         if number != errno.ESTALE and not _quiet.get():
             log.warning("%s: %s", key, _line(error))
         raised = oserror(number, key)
-        if (said := _said(error)) is not None:
+        if (said := _said(str(error))) is not None:
             raised.add_note(said)
         raise raised from None
 
 
-def _said(error: BaseException) -> str | None:
+def _said(text: str) -> str | None:
     """What the service, or this machine's network, calls the failure."""
-    text = str(error)
     if _METADATA.search(text) is not None:
         return "no credentials are given, and the machine's metadata service gives none"
-    if code := answer_of(error)[0]:
-        return code
+    if (code := _CODE.search(text)) is not None:
+        return code[1]
     number = _OS_CODE.search(text)
     return os.strerror(int(number[1])) if number is not None else None
 
@@ -137,36 +129,33 @@ def told_by_caller() -> AbstractContextManager[object]:
     return during(_quiet, True)
 
 
-def answer_of(error: BaseException) -> tuple[str, int]:
-    """The service's code and the HTTP status in an error of obstore or botocore; "" and 0 where it has none."""
-    answer = getattr(error.__cause__ or error, "response", None)  # botocore's ClientError
-    if isinstance(answer, dict):
-        return answer.get("Error", {}).get("Code", ""), answer.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
-    code, status = _CODE.search(str(error)), _STATUS.search(str(error))
-    return "" if code is None else code[1], 0 if status is None else int(status[1])
-
-
 def errno_of(error: BaseException) -> int:
-    """The errno of an exception of obstore or botocore, or of an `OSError`; EIO when it tells nothing."""
+    """The errno of one of obstore's exceptions, or of an `OSError`; EIO when it tells nothing."""
     if isinstance(error, OSError) and error.errno is not None:
         return error.errno
-    code, status = answer_of(error)
-    if code in ERRNO_OF_CODE:
-        return ERRNO_OF_CODE[code]
-    for kind in type(error).__mro__:
-        if kind.__name__ in ERRNO_OF_CLASS:
-            return ERRNO_OF_CLASS[kind.__name__]
-    if status:
-        return ERRNO_OF_STATUS.get(status, errno.EIO)
-    if _KIND.search(str(error)) is not None:
+    text = str(error)
+    code = _CODE.search(text)
+    if code is not None and code[1] in ERRNO_OF_CODE:
+        return ERRNO_OF_CODE[code[1]]
+    if type(error).__name__ in ERRNO_OF_CLASS:
+        return ERRNO_OF_CLASS[type(error).__name__]
+    status = _STATUS.search(text)
+    if status is not None:
+        return ERRNO_OF_STATUS.get(int(status[1]), errno.EIO)
+    if _KIND.search(text) is not None:
         return errno.ETIMEDOUT  # nobody answers: a caller can't tell a service that is slow from one that is not there
     return errno.EIO
 
 
 def is_throttled(error: BaseException) -> bool:
-    """Return whether the service refused a request because it gets too many."""
-    code, status = answer_of(error)
-    return code == SLOW_DOWN or status in THROTTLED
+    """Return whether the service refused a request because it gets too many. Takes errors of obstore and botocore."""
+    answer = getattr(error.__cause__ or error, "response", None)  # botocore's ClientError
+    if isinstance(answer, dict):
+        code = answer.get("Error", {}).get("Code")
+        return code == SLOW_DOWN or answer.get("ResponseMetadata", {}).get("HTTPStatusCode") in THROTTLED
+    text = str(error)
+    found, status = _CODE.search(text), _STATUS.search(text)
+    return (found is not None and found[1] == SLOW_DOWN) or (status is not None and int(status[1]) in THROTTLED)
 
 
 def _line(error: BaseException) -> str:

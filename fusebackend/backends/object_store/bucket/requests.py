@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -17,9 +16,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import obstore
 
 from fusebackend.backends.object_store.bucket.errors import (
+    ERRNO_OF_CODE,
+    ERRNO_OF_STATUS,
     PATIENCE_S,
-    answer_of,
-    errno_of,
     is_throttled,
     object_errors,
     patiently,
@@ -191,19 +190,36 @@ class S3Extras:
 
 @contextlib.contextmanager
 def _as_oserror(key: str) -> Iterator[None]:
-    from botocore.exceptions import BotoCoreError, ClientError
+    from botocore.exceptions import (
+        BotoCoreError,
+        ClientError,
+        ConnectionClosedError,
+        ConnectionError,
+        HTTPClientError,
+        SSLError,
+    )
 
     try:
         yield
-    except (BotoCoreError, ClientError) as error:
-        number = errno_of(error)
-        words = str(error) if number == errno.EIO else os.strerror(number)
-        raise OSError(number, words, key) from error
+    except ClientError as error:
+        answer = error.response
+        status = answer.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
+        number = ERRNO_OF_CODE.get(answer.get("Error", {}).get("Code", "")) or ERRNO_OF_STATUS.get(status, errno.EIO)
+        raise oserror(number, key) from error
+    except SSLError as error:
+        raise oserror(errno.EIO, key) from error
+    except ConnectionClosedError as error:
+        raise oserror(errno.ECONNRESET, key) from error
+    except (ConnectionError, HTTPClientError) as error:  # no answer in time
+        raise oserror(errno.ETIMEDOUT, key) from error
+    except BotoCoreError as error:
+        raise OSError(errno.EIO, str(error), key) from error
 
 
 def _is_unanswered(error: BaseException) -> bool:
     """Return whether an error leaves open what the service makes of the request, or will make of the next one."""
-    if answer_of(error)[0] == "NoSuchUpload":
+    answer = getattr(error.__cause__, "response", None)
+    if isinstance(answer, dict) and answer.get("Error", {}).get("Code") == "NoSuchUpload":
         return False
     return isinstance(error, OSError) and error.errno in (errno.EIO, errno.ETIMEDOUT, errno.ECONNRESET)
 
