@@ -119,7 +119,8 @@ class Invalidation:
         place = self._tree.place_of(name[0])
         if place is not None:
             for twin in place[0].twins:
-                for number in self.numbers(twin, place[1]):
+                number = self._tree.directory(twin, place[1])
+                if self._inodes.get(number) is not None:
                     yield number, name[1]
 
     def changed(self, route: Route, change: Change) -> None:
@@ -138,10 +139,10 @@ class Invalidation:
                 self._drop_names(route)
             return
         if change.node is not None:
-            for inode in self.numbers(route, change.node):
+            for inode in self._numbers(route, change.node):
                 self._invalidate(route, inode)
         if change.parent is not None and change.name is not None:
-            for inode in self.numbers(route, change.parent):
+            for inode in self._numbers(route, change.parent):
                 if self._tree.is_volumes(inode, change.name):
                     self._drop_name((inode, change.name))
                 # A directory's pages are its cached listing. They go even though its time has moved, for utimes(2) may
@@ -181,7 +182,7 @@ class Invalidation:
         except OSError as error:
             log.info("route %s: directories are looked at when they are opened: %s", route.prefix, error)
 
-    def numbers(self, route: Route, node: int) -> list[int]:
+    def _numbers(self, route: Route, node: int) -> list[int]:
         """Return the inodes by which the kernel knows a node: its own, and that of a junction."""
         numbers = {inode_number(route.index, node), self._tree.directory(route, node)}
         return [number for number in numbers if self._inodes.get(number) is not None]
@@ -377,15 +378,17 @@ class Twins:
         notices: Notices = []
         targets: set[int] = set()
         for twin, (node, name) in itertools.product(twins, changed):
-            for number in self._invalidation.numbers(twin, node):
-                self._invalidation.overtaken.generation += 1  # answers that are on their way are of before
-                if self._may_be_cached(number, name):
-                    targets.add(number)
-                    notices.append((twin, Change(parent=node, name=name)))
-                elif number in self._kept:
-                    notices.append((twin, Change(node=node)))
-                elif self._on:
-                    self._invalidation.kernel.invalidate_inode(number, attributes_only=True)
+            number = self._tree.directory(twin, node)
+            if self._inodes.get(number) is None:
+                continue
+            self._invalidation.overtaken.generation += 1  # answers that are on their way are of before
+            if self._may_be_cached(number, name):
+                targets.add(number)
+                notices.append((twin, Change(parent=node, name=name)))
+            elif number in self._kept:
+                notices.append((twin, Change(node=node)))
+            elif self._on:
+                self._invalidation.kernel.invalidate_inode(number, attributes_only=True)
         return notices, targets
 
     def note_names(self, route: Route, directory: int, names: Iterable[bytes]) -> None:
@@ -449,7 +452,8 @@ class Twins:
     def attributes_changed(self, route: Route, node: int) -> None:
         """Expire a directory's attributes in other trees after a change through this one. Does not wait."""
         for twin in route.twins:
-            for number in self._invalidation.numbers(twin, node):
+            number = self._tree.directory(twin, node)
+            if self._inodes.get(number) is not None:
                 self._invalidation.overtaken.generation += 1
                 if self._on:
                     self._invalidation.kernel.invalidate_inode(number, attributes_only=True)
