@@ -268,7 +268,9 @@ class Connections:
         self._counted_at = time.monotonic()
         self._crowded_until = 0.0
         with translate_errors():
-            self._give_back(when_free(self._open))
+            connection = when_free(self._open)
+            self._idle.append((self._idle_until(connection), connection))
+        self._close_later()
 
     @property
     def trouble(self) -> tuple[float, str] | None:
@@ -394,10 +396,13 @@ class Connections:
                 self._idle.append((self._idle_until(connection), connection))
                 self._changed.notify()
                 if not self._closing_idle:
-                    self._closing_idle = True
-                    threading.Thread(target=self._close_idle, name="fusebackend-idle", daemon=True).start()
+                    self._close_later()
                 return
         connection.close()
+
+    def _close_later(self) -> None:
+        self._closing_idle = True
+        threading.Thread(target=self._close_idle, name="fusebackend-idle", daemon=True).start()
 
     def _close_idle(self) -> None:
         """Close what has been idle for long enough, until nothing is."""
