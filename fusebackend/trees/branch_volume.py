@@ -259,7 +259,7 @@ class BranchVolume(SqliteVolume):
                 self._load()
                 if not is_merging:
                     self._find_moved()
-                lower.is_held = self._held.__contains__
+                lower.is_held = lambda number: number in self._held  # which `_shrink_all` replaces
         except BaseException:
             self.close()
             raise

@@ -64,7 +64,6 @@ class DoorChange:
         result: what the volume has returned.
         record: what the history notes of it until it is made.
         ending: closed when the change is over, before anybody's `after`.
-        known: its path when it began, and the new one of a rename, see `note_known`.
     """
 
     new_parent = 0
@@ -73,7 +72,7 @@ class DoorChange:
     result: Any = None
     record: Any = None
     ending: contextlib.ExitStack | None = None
-    known: tuple[bytes | None, bytes | None] = (None, None)
+    _known: tuple[bytes | None, bytes | None, int] = (None, None, 0)
 
     def __init__(self, door: Door, kind: DoorKind, node: int, parent: int = 0, name: bytes = b"") -> None:
         self.door = door
@@ -126,10 +125,17 @@ class DoorChange:
         """
         names, route = self.door.names, self.door.route
         if not self.name:
-            self.known = names.last(route, self.node), None
+            self._known = names.last(route, self.node), None, names.moves
             return
         new = names.below(route, self.new_parent, self.new_name) if self.kind == "rename" else None
-        self.known = names.below(route, self.parent, self.name), new
+        self._known = names.below(route, self.parent, self.name), new, names.moves
+
+    @property
+    def known(self) -> tuple[bytes | None, bytes | None]:
+        """What `note_known` has noted: the path, and the new one of a rename. None once this host has moved a directory
+        meanwhile, for it may be one above. That another host has, while PostgreSQL was away, nobody can tell."""
+        path, to_path, moves = self._known
+        return (path, to_path) if moves == self.door.names.moves else (None, None)
 
 
 class ChangeListener:

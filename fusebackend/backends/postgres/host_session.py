@@ -168,6 +168,7 @@ class HostSession:
 
     Attributes:
         uses, feed: the nodes that are used here, and the changes of other hosts.
+        newest: the newest snapshot, which the volume's tree asks for as well.
         workers: what the session's thread does in the background.
 
     Raises:

@@ -41,6 +41,8 @@ class NodePaths:
         self._inodes = inodes
         self._drops_crossed = drops_crossed
         self._adopted: set[int] = set()
+        self.moves = 0
+        """How many directories were renamed, or files moved by the other face."""
 
     # -- paths -------------------------------------------------------------------------------------------------
 
@@ -140,6 +142,7 @@ class NodePaths:
 
     def _renamed(self, route: Route, attr: Attr, parent: tuple[int, int], name: bytes) -> None:
         self._inodes.renamed(*route.numbers(attr, parent[0]), name, attr)
+        self.moves += attr.is_dir
         for twin in route.twins if attr.is_dir else ():
             self._inodes.renamed(inode_number(twin.index, attr.node), self._tree.directory(twin, parent[1]), name, attr)
 
@@ -149,6 +152,7 @@ class NodePaths:
 
     def adopt(self, routes: Iterable[Route], node: int | None, before: str, after: str) -> None:
         """Note a move by the other face from one path of a volume, mounted as these routes, to another."""
+        self.moves += 1
         for route in routes:
             self._carry(route, before, after, False)
             for each in (route, *route.twins):

@@ -122,3 +122,27 @@ def test_what_the_kernel_forgets_while_a_change_waits_for_its_route(
             files.make(step)
         assert next((each.kind, each.path, each.to_path) for each in recorded.records()) == record
         assert recorder.incomplete is None
+
+
+def test_a_path_that_may_lead_elsewhere_by_now_is_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A directory above was renamed while the change waited: a gap, and no record of another path."""
+    with recorded_of("memory", tmp_path) as recorded:
+        files, recorder = recorded.files, recorded.recorder
+        files.make(("mkdir", "/d"), ("create", "/d/file", b"one"))
+        recorder.logged = [ROOT]
+        listener = HistoryListener(recorder, files.door.route)
+        files.door = Door(files.door.route, files.door.names, [listener])
+        look = listener._pending
+
+        def moved(*words: Any) -> Any:
+            files.door.names.moves += 1
+            recorded.names[ROOT].forget()
+            return look(*words)
+
+        monkeypatch.setattr(listener, "_pending", moved)
+        with recorded.call("a writer"):
+            files.make(("create", "/d/new", b""))
+        assert [each.path for each in recorded.records()] == []
+        assert recorder.incomplete is not None
