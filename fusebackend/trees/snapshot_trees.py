@@ -29,7 +29,6 @@ from fusebackend.protocol import (
     Attr,
     Change,
     Features,
-    KnowsXattrs,
     StatFs,
     Volume,
 )
@@ -73,7 +72,7 @@ class _Tree(ComposedTree):
         return block << LOW_BITS | node & (1 << LOW_BITS) - 1
 
 
-class SnapshotTrees(KnowsXattrs):
+class SnapshotTrees(Volume):
     """See the module's docstring.
 
     Args:
@@ -210,10 +209,19 @@ class SnapshotTrees(KnowsXattrs):
         view, inner = self._view(node)
         return view.readlink(inner)
 
-    def xattrs(self, node: int) -> Mapping[bytes, bytes]:
-        """None of a directory that no route's snapshot has."""
-        view = None if node == ROOT_NODE else unless((errno.ENOENT,), self._view, node)
-        return {} if view is None else view[0].xattrs(view[1])
+    def getxattr(self, node: int, name: bytes) -> bytes:
+        view = self._xattr_view(node)
+        if view is None:
+            raise oserror(errno.ENODATA, name)
+        return view[0].getxattr(view[1], name)
+
+    def listxattr(self, node: int) -> Sequence[bytes]:
+        view = self._xattr_view(node)
+        return () if view is None else view[0].listxattr(view[1])
+
+    def _xattr_view(self, node: int) -> tuple[Volume, int] | None:
+        """Return the route's snapshot that has a node, and the node in it; None for a directory that none has."""
+        return None if node == ROOT_NODE else unless((errno.ENOENT,), self._view, node)
 
     def open(self, node: int, flags: int) -> Attr | None:
         tree, route, inner = self._decoded(node)
