@@ -95,16 +95,21 @@ def _attributes(volume: Volume, node: int) -> dict[str, int]:
 
 
 def _copied(volume: Volume, node: int) -> Copied:
-    attr = volume.getattr(node)
+    attributes = _attributes(volume, node)
     xattrs = {name: volume.getxattr(node, name) for name in volume.listxattr(node)} if volume.features.xattrs else {}
-    data = _data(volume, attr) if stat.S_ISREG(attr.mode) else ()
-    return Copied(_attributes(volume, node), xattrs, content(volume, attr), data)
+    content, data = b"", tuple[int, ...]()
+    if stat.S_ISLNK(attributes["mode"]):
+        content = volume.readlink(node)
+    elif stat.S_ISREG(attributes["mode"]):
+        with opened(volume, node, os.O_RDONLY) as handle:
+            content = volume.read(handle, 0, attributes["size"] + 1)
+            data = _data(volume, handle, attributes["size"])
+    return Copied(attributes, xattrs, content, data)
 
 
-def _data(volume: Volume, attr: Attr) -> tuple[int, ...]:
+def _data(volume: Volume, node: int, size: int) -> tuple[int, ...]:
     """Where data begins, seen from each 64 KiB."""
-    with opened(volume, attr.node, os.O_RDONLY) as node:
-        found = {volume.next_data(node, offset) for offset in range(0, attr.size, 1 << 16)}
+    found = {volume.next_data(node, offset) for offset in range(0, size, 1 << 16)}
     return tuple(sorted(offset for offset in found if offset is not None))
 
 
