@@ -243,17 +243,6 @@ class StartedProcess:
                             self._input.pipe.close()
             return End.TIME_OUT
 
-    def finish(self, deadline: float, kill: Callable[[], object], stopped: Callable[[], bool] | None = None) -> End:
-        """`wait`, have `kill` called unless the process has ended by itself, and read what is left."""
-        end = None
-        try:
-            end = self.wait(deadline, stopped)
-        finally:
-            if end is not End.EXIT:
-                kill()
-        self.drain()
-        return end
-
     def drain(self) -> None:
         """Read what is left after the end."""
         self.stdout.drain()

@@ -27,7 +27,7 @@ from fusebackend.backends.directory.volume import DirectoryVolume
 from fusebackend.base import paths
 from fusebackend.base.globs import Matcher
 from fusebackend.base.paths import AgentPath, PathError
-from fusebackend.linux.command import StartedProcess, nothing_to_run, require_positive, response
+from fusebackend.linux.command import End, StartedProcess, nothing_to_run, require_positive, response
 from fusebackend.protocol import (
     Change,
     ContextLine,
@@ -313,7 +313,13 @@ class LocalShellBackend(FilesystemBackend, SandboxBackendProtocol):
             return ExecuteResponse(output=f"Error executing command: {error}", exit_code=1)
         with process:
             run = StartedProcess(process, self.max_output_bytes)
-            end = run.finish(time.monotonic() + seconds, partial(_kill_group, process))
+            end = None
+            try:
+                end = run.wait(time.monotonic() + seconds)
+            finally:
+                if end is not End.EXIT:
+                    _kill_group(process)
+            run.drain()
         with self.volume.changing() as changes:  # it may have changed any file
             changes += [Change(), Change(path="/")]
         return response(run.stdout, run.stderr, end, process.returncode, seconds, self.max_output_bytes)

@@ -13,16 +13,14 @@ import re
 import shutil
 import stat
 import subprocess
-import sys
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple, TypeVar, cast
 
 from fusebackend.backends.directory.dirfd import FILE_FLAGS, LIST_FLAGS, Descriptor
 from fusebackend.backends.directory.volume import DirectoryVolume
 from fusebackend.base import budget, paths
+from fusebackend.base.budget import Budget
 from fusebackend.base.errors import VANISHED, oserror
-from fusebackend.linux.command import End, StartedProcess
 from fusebackend.protocol import Attr, Volume
 from fusebackend.volumes.contents import LOCKED_BYTES, PIECE_BYTES, read_with
 from fusebackend.volumes.walk import LISTED_BYTES, UNREADABLE, FileWalk
@@ -225,6 +223,9 @@ SHARE = 0.7
 """The share of the search's budget after which `rg` is ended. The files that it has named are read in the rest; the
 answer of `grep` says `truncated`."""
 
+POLL_S = 0.05
+"""Interval of the checks for a cancelled search."""
+
 PATTERN_BYTES = 64 << 10
 """Longer patterns are left to Python: the system takes arguments of up to 128 KiB."""
 
@@ -277,19 +278,32 @@ def find_candidates(directory: int, pattern: str, max_bytes: int, *, program: st
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
     )
-    left = budget.current()
     with process:
-        run = StartedProcess(process, sys.maxsize)
-        end = run.finish(time.monotonic() + left.left_s * SHARE, process.kill, lambda: left.spent)
-    output = bytes(run.stdout.kept)
-    if end is not End.EXIT:
+        try:
+            output, messages, ended = _output(process, budget.current())
+        except BaseException:
+            process.kill()
+            raise
+    if ended:
         return Candidates(_names(output), complete=False)
     if process.returncode not in (0, _NO_MATCH, _FAILED):
         return None
-    met = {int(number) for number in _ERROR_NUMBER.findall(run.stderr.kept)}
+    met = {int(number) for number in _ERROR_NUMBER.findall(messages)}
     if (process.returncode == _FAILED and not met) or met - SWAPPED - UNREADABLE:
         return None
     return Candidates(_names(output), denied=bool(met & UNREADABLE))
+
+
+def _output(process: subprocess.Popen[bytes], left: Budget) -> tuple[bytes, bytes, bool]:
+    """Return its stdout and stderr, and True if they were cut short."""
+    share = left.within(left.left_s * SHARE)
+    while not share.spent:
+        try:
+            return *process.communicate(timeout=min(share.left_s, POLL_S)), False
+        except subprocess.TimeoutExpired:  # nothing is lost: the next call goes on
+            continue
+    process.kill()
+    return *process.communicate(), True
 
 
 def _names(output: bytes) -> frozenset[str]:
