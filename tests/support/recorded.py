@@ -37,6 +37,8 @@ ME = Caller(os.geteuid(), os.getegid())
 class Names:
     """Stands for `NodePaths`, as far as it can know: the names by which the kernel has found each node."""
 
+    moves = 0
+
     def __init__(self, volume: Volume) -> None:
         self._volume = volume
         self._found: dict[int, list[tuple[int, bytes]]] = {}

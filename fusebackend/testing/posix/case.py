@@ -69,7 +69,7 @@ class Limits:
 MAKERS: dict[str, tuple[tuple[str, ...], Callable[[str], object]]] = {
     "file": ((), lambda path: Path(path).touch()),
     "directory": ((), lambda path: os.makedirs(f"{path}/below")),
-    "symlink": (("symlinks",), lambda path: os.symlink("x", path)),
+    "symlink": (("symlinks",), lambda path: os.symlink(".", path)),
     "fifo": (("special_files",), os.mkfifo),
 }
 """What a class must declare, and the maker of a file at a path."""
