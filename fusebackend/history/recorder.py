@@ -34,6 +34,7 @@ import msgspec
 from fusebackend.base.merge_lines import MERGED_BYTES
 from fusebackend.base.paths import AgentPath
 from fusebackend.base.relative_paths import is_below
+from fusebackend.base.stamps import CLOCK
 from fusebackend.history.calls import Calls, OpenCall
 from fusebackend.history.history_file import Entry, HistoryFile
 from fusebackend.history.images import Images
@@ -131,6 +132,7 @@ class VolumeRecords:
                 this is, or else the identity.
         """
         node, is_file = attr.node, stat.S_ISREG(attr.mode)
+        CLOCK.saw(attr.ctime_ns)  # an undo compares it with what has the name by then
         before = placing.state_of(self._volume, attr)
         image, identity = None, self.identity(attr)
         if kind != "attributes":

@@ -430,8 +430,8 @@ class Volume(abc.ABC):
         """
 
     def find(self, parent: int, name: bytes) -> Attr | None:
-        """`lookup` for the server's own use: None for a name that is not there. As nobody compares these attributes
-        with later ones, the next change needs no finer time (`base/stamps.py`)."""
+        """`lookup` for the server's own use: None for a name that is not there. The next change need not get a finer
+        time for it (`base/stamps.py`): who compares these attributes with later ones says so (`CLOCK.saw`)."""
         try:
             return self.lookup(parent, name)
         except FileNotFoundError:

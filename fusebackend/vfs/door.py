@@ -50,7 +50,7 @@ class _Found(Generic[T]):
 
     def __get__(self, change: DoorChange, kind: object) -> T:
         found = self._find(change)
-        setattr(change, self._name, found)  # past `__dict__`, which an object without it need not make
+        setattr(change, self._name, found)  # `change.__dict__` would make a dict of its own
         return found
 
 

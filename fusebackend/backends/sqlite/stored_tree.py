@@ -451,7 +451,10 @@ class SqliteTree(TreeVolume):
     def find(self, parent: int, name: bytes) -> Inode | None:
         with self.lock:
             node = self._child(parent, name)
-            return None if node is None else self._inode(node)
+            if node is None:
+                self._directory(parent)
+                return None
+            return self._inode(node)
 
     def _sound_entry(self, parent: int, name: bytes, node: int) -> int:
         """The node that the file has under a name; EIO where it is damaged."""

@@ -169,7 +169,7 @@ class OwnershipCases(Case):
                 for path in own.rglob("*"):
                     status = path.lstat()
                     assert (status.st_uid, status.st_gid) == (NOBODY, OTHER if passes_on else NOBODY)
-                    assert bool(status.st_mode & stat.S_ISGID) == (passes_on and path.is_dir())
+                    assert bool(status.st_mode & stat.S_ISGID) == (passes_on and stat.S_ISDIR(status.st_mode))
 
     @needs("root", "persistent_modes", "other_users")
     def test_modes_keep_another_user_out(self, d: Path) -> None:
