@@ -236,13 +236,14 @@ class ThreadsSearch(FileSearch):
         given = [matcher, compile_glob(wanted.pattern) if wanted is not None else None]
         named = {os.fsencode(name) for pattern in given if pattern is not None for name in pattern.names}
         self._left_out = frozenset() if named & REPEATING else REPEATING
+        self._narrower = compile_glob(wanted.here) if wanted is not None and wanted.here is not None else None
         self._damaged: str | None = None  # the error of the first file that was skipped
-        if wanted is not None and wanted.here is not None:
-            matcher = compile_glob(wanted.here)  # a search over several backends goes no further than its whole glob
         super().__init__(volume, path, matcher, max_bytes, self.walk, self.read)
 
     def walk(self, volume: Volume, directory: int, *, below: Sequence[str] = (), depth: int | None = None) -> FileWalk:
-        """A `MakeWalk`."""
+        """A `MakeWalk`. Of a search over several backends it goes no further than the whole glob does."""
+        if self._narrower is not None and len(self._narrower.prefix) > len(below):
+            below, depth = self._narrower.prefix, self._narrower.depth
         walk = ThreadsWalk(volume, directory, below=below, depth=depth)
         walk.left_out = self._left_out
         return walk
