@@ -155,6 +155,7 @@ class StoreSource:
             raise TypeError(f"{type(self._runtime).__name__} is neither a LangGraph store nor has it a 'store'")
         self._namespace = namespace if callable(namespace) else checked_namespace(namespace)
         self._feed = feed
+        self._used: weakref.WeakSet[SharedStore] = weakref.WeakSet()
 
     def where(self) -> str:
         """The store's class and the namespace, for `repr`."""
@@ -170,15 +171,16 @@ class StoreSource:
         """
         store, namespace = self._found_store(), self._found_namespace()
         shared = SharedStore.of(store)
-        shared.users.add(self)
+        if shared not in self._used:
+            shared.users.add(self)
+            self._used.add(shared)
         return shared.items(namespace, feed=self._feed)
 
     def close(self) -> None:
         """Close the connections to stores that no other backend of this process uses."""
-        with _sharing:
-            used = [shared for shared in _shared.values() if self in shared.users]
-        for shared in used:
+        for shared in list(self._used):
             shared.leave(self)
+        self._used.clear()
 
     def _found_store(self) -> Any:
         if self._store is not None:
