@@ -53,6 +53,7 @@ class HeadFiles(Remote):
         self._threads = threads
         self._directory = directory
         self._runs = RunWatch(quiet_s)
+        self._version = -1
         self._seen: Mapping[str, Record] = {}
         self._tree = ListedTree(())
 
@@ -164,7 +165,7 @@ class HeadFiles(Remote):
         before = {key: self._seen.get(key) for key in update}
         with self._threads.database.exclusive() as append:
             self._threads.poll(now=True)
-            newest, lineage = self.require_idle(), self.line().lineage
+            lineage, newest = self.line().lineage, self.require_idle()
             now = lineage.files_now()
             if any(now.get(key) is not record for key, record in before.items()):
                 raise errors.oserror(errno.ESTALE)
@@ -178,9 +179,11 @@ class HeadFiles(Remote):
 
     def _look(self) -> ListedTree:
         """The tree of the current files. EIO where it can't be read."""
-        files = self.line().lineage.files_now()
-        if files is not self._seen:
-            self._seen, self._tree = files, ListedTree(files)
+        line = self.line()
+        if line.version != self._version:  # the lineage may have let go of the files meanwhile
+            self._seen = line.lineage.files_now()
+            self._version = line.version
+            self._tree = ListedTree(self._seen)
         return self._tree
 
     def _usual_format(self) -> str:
