@@ -36,7 +36,6 @@ from fusebackend.protocol import (
     RENAME_NOREPLACE,
     Attr,
     Changes,
-    SnapshotVolume,
     UndoneChange,
     UndoResult,
     Volume,
@@ -194,12 +193,6 @@ class Undo:
                     self._take_back(call.number, error)
                 raise
             volumes = self._recorder.volumes
-            # The records say what the steps have left; but a volume without snapshots may store something else than it
-            # says, such as rounded times, and a directory changes with each name that is made in it.
-            call.is_stamped = all(
-                isinstance(volumes[step.prefix], SnapshotVolume) and (step.word != "make" or _left(step) is not None)
-                for step in plan.steps
-            )
             for prefix in {step.prefix for step in plan.steps}:
                 volumes[prefix].sync()  # else a killed server could lose what its history calls done
             # A number also if nothing was left to do: the calls are undone then, too.
@@ -253,7 +246,6 @@ class _Making:
         self._ways: dict[AgentPath, Directories] = {}
         self._way: Directories  # of the volume that is being changed
         self._numbers: dict[int, int] = {}  # of the records of names that are not made yet, by step
-        self._records: dict[tuple[AgentPath, int], list[int]] = {}  # of the files that have been changed
 
     def make(self, steps: Iterable[Step], *, to_the_end: bool = False) -> list[str]:
         """Make the steps. Returns a line for each thing that a volume did not take.
@@ -335,19 +327,16 @@ class _Making:
             until_s = time.monotonic() + HELD_S
             while waiting:
                 step = waiting.popleft()
-                self._place(volume, step, changes)
+                self._note_lost(step, self._placed(volume, step, changes))
                 self.made += 1
                 if time.monotonic() >= until_s:
                     break
             self._way.look_again()
 
-    def _note_left(self, step: Step, placed: Placed) -> None:
-        """Note what a step has left, in all records of the file, for a step before may have changed it, too; and what
-        could not be kept."""
-        records = self._records.get((step.prefix, placed.attr.node), ())
-        self._recorder.history.set_after(dict.fromkeys(records, stamp_of(placed.attr)))
-        shown = mount_path(step.prefix, step.path)
-        self._lost += [f"'{shown}': its {word} could not be kept" for word in placed.lost]
+    def _note_lost(self, step: Step, placed: Placed | None) -> None:
+        if placed is not None and placed.lost:
+            path = mount_path(step.prefix, step.path)
+            self._lost += [f"'{path}': its {word} could not be kept" for word in placed.lost]
 
     def _make_together(self, volume: Volume, steps: deque[Step], changes: Changes) -> None:
         new = []
@@ -362,21 +351,21 @@ class _Making:
                 errors.append(self._not_made(number, step, placed))
                 continue
             self._is_made(volume, number, step, placed)
+            self._note_lost(step, placed)
         if errors:
             raise next((error for error in errors if error.errno != errno.ECANCELED), errors[0])
         self.made += len(steps)
         steps.clear()
 
-    def _place(self, volume: Volume, step: Step, changes: Changes) -> None:
+    def _placed(self, volume: Volume, step: Step, changes: Changes) -> Placed | None:
         shown = os.fsdecode(step.path)
         if step.word in _NAMES:
-            self._new(volume, step, changes)
-            return
+            return self._new(volume, step, changes)
         parent, name, attr = self._way.at(step.path)
         if step.word == "clean":
             if attr is not None:
                 placing.remove(volume, parent, name, attr, changes, shown)
-            return
+            return None
         attr = self._as_seen(step, attr)
         match step.word:
             case "remove":
@@ -388,14 +377,15 @@ class _Making:
             case "overwrite" | "merge":
                 assert step.source is not None, "its bytes come from somewhere"
                 self._record_change("content", step, attr.node, attr)
-                self._note_left(step, placing.overwrite(volume, attr.node, step.source, changes, shown))
+                return placing.overwrite(volume, attr.node, step.source, changes, shown)
             case "attributes":
                 assert step.state is not None, "there are attributes"
                 if not step.closes:  # the record of a directory that was made says all
                     self._record_change("attributes", step, attr.node, attr)
-                self._note_left(step, placing.set_attributes(volume, attr.node, step.state, changes, shown))
+                return placing.set_attributes(volume, attr.node, step.state, changes, shown)
+        return None
 
-    def _record_new(self, step: Step, node: int, after: Stamp | None = None) -> int:
+    def _record_new(self, step: Step, node: int, after: Stamp | None) -> int:
         is_link = step.word == "link"
         history, call = self._recorder.history, self._recorder.calls.number(self._call)
         return history.add(call, step.prefix, "create", step.path, node=node, linked=is_link, after=after)
@@ -404,13 +394,11 @@ class _Making:
         self, kind: RecordKind, step: Step, node: int, before: Attr | None = None, **fields: Any
     ) -> None:
         volume = self._volumes[step.prefix]
-        number, _ = self._recorder.add_step(self._call, step.prefix, kind, volume, step.path, node, before, **fields)
+        self._recorder.add_step(self._call, step.prefix, kind, volume, step.path, node, before, **fields)
         if not asks_first(volume) and step.prefix not in self._recorder.logged:
             self._recorder.history.require()
-        if kind != "remove" and isinstance(volume, SnapshotVolume):  # others are looked at when the call ends
-            self._records.setdefault((step.prefix, node), []).append(number)
 
-    def _new(self, volume: Volume, step: Step, changes: Changes) -> None:
+    def _new(self, volume: Volume, step: Step, changes: Changes) -> Placed:
         """Make a file, or give one another name."""
         parent, name = self._way.place(step.path)
         shown = os.fsdecode(step.path)
@@ -425,16 +413,18 @@ class _Making:
         except OSError as error:
             raise self._not_made(self.made, step, error) from None
         self._is_made(volume, self.made, step, placed)
+        return placed
 
     def _is_made(self, volume: Volume, number: int, step: Step, placed: Placed) -> None:
         """Record what the step of a number has made."""
-        attr, is_link = placed.attr, step.word == "link"
+        attr, record, is_link = placed.attr, self._numbers.pop(number, None), step.word == "link"
         if not is_link:
             self._recorder.of(volume).own(self._call, attr.node, MADE)
-        record = self._numbers.pop(number, None) or self._record_new(step, attr.node)
-        if is_link or stat.S_ISREG(attr.mode):
-            self._records.setdefault((step.prefix, attr.node), []).append(record)
-        self._note_left(step, placed)
+        after = stamp_of(attr) if is_link or stat.S_ISREG(attr.mode) else None
+        if record is None:
+            record = self._record_new(step, attr.node, after)
+        elif after is not None and not is_link:
+            self._recorder.history.set_after({record: after})
         if step.file:
             now = self._recorder.of(volume).identity(attr) or b"%d" % attr.node
             self._recorder.history.note_return(record, step.file, now)
@@ -459,7 +449,6 @@ class _Making:
         if attr.is_dir or (there is not None and there.is_dir):
             self._way.forget()
         placing.rename(volume, old, Name(parent, name, os.fsdecode(step.to_path)), attr, changes, flags)
-        self._note_left(step, Placed(attr))
 
     def _as_seen(self, step: Step, attr: Attr | None) -> Attr:
         """Return the attributes of what is at the path of a step, which is as the plan has found it."""

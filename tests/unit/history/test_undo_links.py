@@ -303,7 +303,7 @@ class Round:
     def _begun(self, chosen: list[int], after: int) -> Any:
         """Kill the server when an undo has made some of its steps. Returns the outcome if it has less."""
         undoing: Any = self.world.recorded.undoing
-        making, steps = undo_module._Making._place, 0
+        making, steps = undo_module._Making._placed, 0
 
         def step(*words: Any) -> Any:
             nonlocal steps
@@ -313,7 +313,7 @@ class Round:
             return making(*words)
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(undo_module._Making, "_place", step)
+            patch.setattr(undo_module._Making, "_placed", step)
             patch.setattr(undoing, "_take_back", lambda number, error: None)
             patch.setattr(self.world.recorded.history, "drop", lambda numbers: None)
             try:
