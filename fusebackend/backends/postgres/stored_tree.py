@@ -90,7 +90,7 @@ class PostgresTree(TreeVolume):
         self._session = session
         self._uses, self._feed = session.uses, session.feed
         self._newest = session.newest
-        self._held = self._uses.held
+        self._held = self._uses.held  # one set, which nobody replaces
         self._lease = self._feed.lease
         self._unsynced = Unsynced(volume_id, self._uses.is_open)
         self._drafts = Drafts(self._store)

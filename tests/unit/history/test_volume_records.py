@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import random
+import stat
 import sys
 from collections.abc import Callable
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+from clocks import MULTIGRAIN
 from recorded import recorded_of
 from together import together
 
 from fusebackend.backends import InMemoryBackend
+from fusebackend.backends.sqlite.backend import SqliteVolume
 from fusebackend.base.paths import ROOT
 from fusebackend.history.calls import OpenCall
 from fusebackend.history.images import Images
 from fusebackend.history.recorder import ATTRIBUTES, CONTENT, MADE, HistoryListener, VolumeRecords
-from fusebackend.protocol import Actor
+from fusebackend.protocol import ROOT_NODE, Actor, Caller
 from fusebackend.vfs.door import Door
 
 
@@ -87,6 +91,22 @@ def test_calls_that_end_at_once(records: VolumeRecords) -> None:
         together(*(partial(work, 40 * number) for number in range(4)))
     finally:
         sys.setswitchinterval(interval)
+
+
+@pytest.mark.skipif(not MULTIGRAIN, reason="this kernel has no multigrain timestamps (Linux 6.13)")
+def test_what_is_kept_is_told_from_what_is_made_in_the_same_tick(tmp_path: Path) -> None:
+    """An undo compares the times of what it brings back with those of what has the name."""
+    with closing(SqliteVolume(tmp_path / "volume.db")) as volume:
+        records, me, equal = VolumeRecords(volume, Images(str(tmp_path))), Caller(0, 0), 0
+        for number in range(200):
+            old, new = b"old%d" % number, b"new%d" % number
+            volume.write(volume.mknod(ROOT_NODE, old, stat.S_IFREG | 0o644, 0, me).node, 0, b"x")
+            before = volume.find(ROOT_NODE, old)
+            assert before is not None
+            kept = records.keep(opened(), before)
+            made = volume.mknod(ROOT_NODE, new, stat.S_IFREG | 0o644, 0, me)
+            equal += made.mtime_ns <= kept.before.mtime_ns
+        assert equal < 20  # where a thread is stopped between two ticks, it gets no finer time
 
 
 @pytest.mark.parametrize(

@@ -29,13 +29,13 @@ from fusebackend.backends.object_store.remote import BucketRemote
 from fusebackend.backends.sqlite import backend as sqlite
 from fusebackend.backends.sqlite import flusher, stored_tree
 from fusebackend.backends.sqlite.backend import SqliteVolume
-from fusebackend.base import budget
+from fusebackend.base import budget, heap
 from fusebackend.base.paths import ROOT
 from fusebackend.protocol import ROOT_NODE, AttrChanges, Volume
 from fusebackend.remote.volume import RemoteVolume
 from fusebackend.testing.branches import BranchCases, BranchMachine
 from fusebackend.testing.posix.case import refused
-from fusebackend.trees import branch_volume
+from fusebackend.trees import branch_volume, lower_tree
 from fusebackend.trees.branch_volume import BranchVolume
 from fusebackend.volumes.storage import CHUNK_BYTES, allocated_blocks
 
@@ -303,3 +303,25 @@ def test_a_look_at_the_bytes_finds_what_the_lower_file_has_by_now(tmp_path: Path
         node = branch.lookup(ROOT_NODE, b"file").node
         obstore.put(store, "file", b"longer by now")
         assert branch.peek(node, 100) == b"longer by now"
+
+
+def test_a_file_that_is_in_use_keeps_its_number_after_the_caches_were_given_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel has dropped most of a branch's files, and finds others since."""
+    monkeypatch.setattr(lower_tree, "MAX_FOUND", 4)
+    monkeypatch.setattr(heap, "is_mostly_empty", lambda length, peak: length == 0)
+    (tmp_path / "files").mkdir()
+    for number in range(20):
+        (tmp_path / "files" / f"{number}").write_bytes(b"below")
+    with contextlib.ExitStack() as opened:
+        below = opened.enter_context(contextlib.closing(DirectoryVolume(tmp_path / "files")))
+        branch = opened.enter_context(contextlib.closing(branch_over(tmp_path / "branch.db", {ROOT: below})))
+        dropped = node_at(branch, "0")
+        branch.hold(dropped)
+        branch.forget([dropped])
+        used = node_at(branch, "1")
+        branch.hold(used)
+        for number in range(2, 20):
+            node_at(branch, f"{number}")
+        assert branch.read(used, 0, 200) == b"below"

@@ -206,3 +206,17 @@ def test_every_subscriber_hears_of_every_change_even_after_one_failed(
     volume.publish(Change())
     assert heard == [Change(node=2), Change(node=3), Change()]
     assert caplog.text.count("a subscriber failed") == 2
+
+
+def test_find_is_lookup_but_for_a_name_that_is_not_there(volume: TreeVolume) -> None:
+    file = put(volume, b"file")
+    gone = volume.mkdir(ROOT_NODE, b"gone", 0o755, ME).node
+    volume.rmdir(ROOT_NODE, b"gone")
+    found = volume.find(ROOT_NODE, b"file")
+    assert found is not None
+    assert found.node == file
+    assert volume.find(ROOT_NODE, b"other") is None
+    for parent in (file, gone):
+        with pytest.raises(OSError) as expected:
+            volume.lookup(parent, b"x")
+        refused(expected.value.errno or 0, volume.find, parent, b"x")
