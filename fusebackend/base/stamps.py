@@ -16,7 +16,6 @@ within a tick have one time, as on their own file systems. `Attr.version` tells 
 from __future__ import annotations
 
 import datetime
-import functools
 import os
 import threading
 import time
@@ -47,8 +46,9 @@ def nanoseconds(moment: datetime.datetime) -> int:
     return (moment - EPOCH) // datetime.timedelta(microseconds=1) * 1000
 
 
-coarse_ns = functools.partial(time.clock_gettime_ns, CLOCK_REALTIME_COARSE)
-"""About what the time is, for a comparison. No stamp: it may be earlier than the last one."""
+def coarse_ns() -> int:
+    """About what the time is, for a comparison. No stamp: it may be earlier than the last one."""
+    return time.clock_gettime_ns(CLOCK_REALTIME_COARSE)
 
 
 class Clock:

@@ -221,6 +221,7 @@ def verify(connection: sqlite3.Connection) -> VerifyResult:
     last, end, first, before = connection.execute("SELECT link, digest, first, before FROM state").fetchone()
     problems: list[str] = []
     gone: dict[tuple[str, int], list[int]] = {}  # what was deleted → its links
+    filled: set[int] = set()  # of these, the links that say more than is left
     told: dict[tuple[str, int], int] = {}  # of which events say so → how many links it had
     expected, head = first, before
     for link, found, *row in connection.execute(f"SELECT link, digest, {', '.join(COLUMNS)} FROM events ORDER BY link"):
@@ -237,7 +238,7 @@ def verify(connection: sqlite3.Connection) -> VerifyResult:
         if event in ("gone", "unmade"):
             gone.setdefault((event, call if event == "gone" else number), []).append(link)
             if any(value is not None for name, value in zip(COLUMNS, row, strict=True) if name not in _LEFT[event]):
-                problems.append(f"{_name(link, row)} was changed")
+                filled.add(link)
         elif computed != found and not is_after_gap:
             problems.append(f"{_name(link, row)} was changed")
         elif row[SAID:] != [None] * (len(row) - SAID) and not _is_kept(row):
@@ -256,6 +257,8 @@ def verify(connection: sqlite3.Connection) -> VerifyResult:
             problems.append(f"{name}: it was deleted past the server (link {links[0]})")
         elif len(links) > rows:  # fewer are there once the oldest have left the table
             problems.append(f"{name}: {len(links)} links say so, and it had {rows}")
+        else:
+            problems += (f"event {link} ({event}) was changed" for link in links if link in filled)
     return VerifyResult(first, last, problems[:NAMED])
 
 
