@@ -210,6 +210,7 @@ class Odd:
         ({"operations": ["read"], "paths": ["/a"], "mode": "append"}, "a rule to append is about writing"),
         ({"operations": ["write", "execute"], "paths": ["/a"], "mode": "append"}, "a rule to append is about files"),
         ({"operations": ["read"], "paths": ["/a"], "path": []}, "unknown key 'path'"),
+        ({"operations": ["read"], "paths": ["/a"], "mod": None}, "unknown key 'mod'"),
         ({"operations": ["read"], "paths": ["/**"], "mode": "hide"}, "rule 1: it hides '/'"),
         ({"operations": ["read"], "paths": ["/" + "{a,b}" * 11]}, "is no glob"),
         (Odd(mode="ask"), "mode 'ask' is none of"),
