@@ -721,11 +721,10 @@ class MountedBackend(ServedMount):
         return [self._described(each) for each in self._branches.all()]
 
     def _described(self, branch: BranchInfo) -> BranchInfo:
-        """Return what is known of a branch with what its merge would do, the directory that it is in, and its path."""
+        """Return what is known of a branch with what its merge would do, and the directory that it is in."""
         conflicts, unmerged = self._merges.compare(branch.name)
         directory = self._checkouts.directory(branch.name)
-        path = paths.join(self._branches.path, branch.name)
-        return replace(branch, conflicts=conflicts, unmerged=unmerged, directory=directory, path=path)
+        return replace(branch, conflicts=conflicts, unmerged=unmerged, directory=directory)
 
     def create_branch(
         self, name: str, ref: str | None = None, directory: str | os.PathLike[str] | None = None

@@ -21,7 +21,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final, Protocol
 
 from fusebackend.base.durable import put_in_place
-from fusebackend.base.paths import ROOT, AgentPath, to_text
+from fusebackend.base.paths import ROOT, AgentPath, join, to_text
 from fusebackend.base.stamps import APART_NS, nanoseconds
 from fusebackend.protocol import NAME_MAX_BYTES, BranchInfo, SnapshotVolume, Volume
 from fusebackend.trees.branch_volume import UNFINISHED, BranchRoute, BranchVolume, read_routes
@@ -389,11 +389,11 @@ class Branches:
             return list(self._broken)
 
     def find(self, name: str) -> BranchInfo:
-        """Describe a branch, as far as no merge is planned for it (`Merges.compare`); the mount says its path. OSError:
-        ENOENT."""
+        """Describe a branch, as far as no merge is planned for it (`Merges.compare`). OSError: ENOENT."""
+        path = join(self.path, name)
         with self._guard:
             if name in self._broken:
-                return BranchInfo(name, 0, {}, 0, self._size_bytes(name), "", error=self._broken[name])
+                return BranchInfo(name, 0, {}, 0, self._size_bytes(name), path, error=self._broken[name])
             volume = self.volume(name)
             routes = {
                 route.prefix if route.prefix == ROOT else route.prefix + "/": "live"
@@ -402,7 +402,7 @@ class Branches:
                 for route in volume.routes
             }
             changes, size_bytes = volume.changed_names(), self._size_bytes(name)
-            return BranchInfo(name, volume.created_ns, routes, changes, size_bytes, "")
+            return BranchInfo(name, volume.created_ns, routes, changes, size_bytes, path)
 
     def all(self) -> list[BranchInfo]:
         """Describe all branches, by name."""
