@@ -120,8 +120,8 @@ class Calls:
     # -- which call ------------------------------------------------------------------------------------------------
 
     def current(self) -> OpenCall:
-        """Return the call of a change that this thread or task is about to make. The request keeps its process, for
-        those that will follow on its behalf: by then it may have ended, and its id be another's."""
+        """Return the call of a change that this thread or task is about to make. The request keeps its process, for the
+        requests that will follow on its behalf: by then the process may have ended, and its id be another's."""
         call = _inside.get()
         if call is not None:
             return call

@@ -7,8 +7,8 @@ digest before it. The last one is in `state`, too.
     digest(n) = BLAKE2b(n, digest(n - 1), columns)
 
 Only a deletion changes a row: all but its digest goes (`gone`, and `unmade` for a change that was not made), and an
-event says which calls that were. A row without one was deleted by somebody else, and one with more than that was filled
-by somebody else. The oldest rows leave the table once nothing older is left: the last digest of theirs stays.
+event says which calls that were. A deleted row without such an event was deleted past the server, and a deleted row
+that says more was filled past it. The oldest rows leave the table once nothing older is left: their last digest stays.
 
 Not in a digest: the bytes of a file, or where they are, and its extended attributes, for `forget` deletes them; and the
 change that a request keeps, which is said by a keyed digest (`requests.py`).

@@ -431,7 +431,7 @@ class Volume(abc.ABC):
 
     def find(self, parent: int, name: bytes) -> Attr | None:
         """`lookup` for the server's own use: None for a name that is not there. The next change need not get a finer
-        time for it (`base/stamps.py`): who compares these attributes with later ones says so (`CLOCK.saw`)."""
+        time for it (`base/stamps.py`): a caller that compares these attributes with later ones calls `CLOCK.saw`."""
         try:
             return self.lookup(parent, name)
         except FileNotFoundError:

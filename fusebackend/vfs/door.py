@@ -118,7 +118,7 @@ class DoorChange:
         return self.door.names.below(self.door.route, self.new_parent, self.new_name)
 
     def note_known(self) -> None:
-        """Note the paths by which the kernel knows what a change is of, before one that may wait for its route.
+        """Note the paths by which the kernel knows what is changed, before a change that may wait for its route.
 
         When a crashed PostgreSQL is back, the mount drops what the kernel knows. The kernel forgets the file if the
         program that asked for the change was killed meanwhile: two of 60 crashes beside writers.

@@ -64,8 +64,8 @@ class Protocols(NamedTuple):
 
 
 def installed_protocols() -> Protocols:
-    """Return what works here; where fsspec itself is not installed, it is the one that is missing. The file systems are
-    imported, which takes a second."""
+    """Return what works here; without fsspec itself nothing does, and `missing` says so. The file systems are imported,
+    which takes a second."""
     if find_spec("fsspec") is None:
         return Protocols([], {"fsspec": NEEDS_FSSPEC})
     from fsspec.registry import get_filesystem_class, known_implementations

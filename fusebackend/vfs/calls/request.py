@@ -35,7 +35,7 @@ class Request(msgspec.Struct):
     uid: int = 0
     gid: int = 0
     author: Any = UNSEEN
-    """What the history knows of the process, or of the one that opened the handle, once it has looked."""
+    """The process that asks, or that has opened the handle, as the history knows it; None if it does not know it."""
 
     @property
     def is_abandoned(self) -> bool:

@@ -50,8 +50,8 @@ class CachePolicy:
 
     @classmethod
     def of(cls, features: Features, ttl_s: float, *, alone: bool = True) -> CachePolicy:
-        """The policy of a volume. Of one that is not `alone`, with another prefix, a change under one shows late under
-        the other."""
+        """The policy of a volume. Without `alone` the volume has another prefix, too: a change under one prefix shows
+        late under the other."""
         if features.change_feed and alone:
             return cls(COHERENT_TIMEOUT_S, True)
         return cls(ttl_s, False)
