@@ -1,6 +1,6 @@
 """A deepagents agent whose files are a directory, while it runs and while it does not.
 
-    pip install 'fusebackend[deepagents,langgraph]' langchain-anthropic
+    pip install -e '.[deepagents,langgraph]' langchain-anthropic
     mkdir -p ~/agent /mnt/agent
     python examples/mounted_agent.py /mnt/agent ~/agent anthropic:claude-sonnet-4-5
 

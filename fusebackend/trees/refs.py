@@ -25,7 +25,7 @@ from fusebackend.history.records import is_call_name
 
 MAIN: Final = "main"
 _PRESENT = (MAIN, "now")
-LIST_HINT: Final = "fusebackend snapshot list"
+LIST_HINT: Final = "fusebackend snapshot list --all"
 NAMES_IN_ERROR: Final = 10
 """An error lists at most so many names, the newest ones."""
 

@@ -111,7 +111,9 @@ class Commands:
 
 
 @contextlib.contextmanager
-def commands(mountpoint: Path, default: str, *routes: str, **options: Any) -> Iterator[Commands]:
+def commands(
+    mountpoint: Path, default: str, *routes: str, limit_s: float = mounts.LIFE_LIMIT_S, **options: Any
+) -> Iterator[Commands]:
     """Mount `default` and `routes` (`PREFIX=URL`), with the options of `ShellOptions` and a few more."""
     if shutil.which("bwrap") is None:
         pytest.skip("bwrap is missing (Debian: bubblewrap)")
@@ -124,7 +126,7 @@ def commands(mountpoint: Path, default: str, *routes: str, **options: Any) -> It
         process = warm.start(words, mounts.module_environment() | warm.SECRET, (given, said, output.fileno()))
         os.close(given)
         os.close(said)
-    server = mounts.Mounted(mountpoint, process, log, mounts.LIFE_LIMIT_S)
+    server = mounts.Mounted(mountpoint, process, log, limit_s)
     faces = Commands(server, os.fdopen(requests, "wb"), os.fdopen(answers, "rb"))
     try:
         faces.wait_until_ready()

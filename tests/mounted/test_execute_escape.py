@@ -30,6 +30,8 @@ MEMORY_BYTES = 128 << 20
 PROCESSES = 64
 LOOK_S = 0.02
 """Between two looks at a mount: without a pause the looks, and not the bomb, would take a processor all the time."""
+NIGHT_LIMIT_S = 3600.0
+"""By night the races take a quarter of an hour, beside the mount of the other tests."""
 QUOTAS = ("cpu.max", "cpu.cfs_quota_us")
 """Files of a control group: microseconds of each 100 ms, in version 2 and 1."""
 
@@ -40,9 +42,8 @@ SANDBOX_PIDS = 20
 @pytest.fixture(scope="module")
 def shell(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Commands]:
     tmp = tmp_path_factory.mktemp("escape")
-    with commands(
-        tmp / "mnt", "memory:", "/memories/=memory:", memory_bytes=MEMORY_BYTES, max_processes=PROCESSES
-    ) as shell:
+    options = {"memory_bytes": MEMORY_BYTES, "max_processes": PROCESSES}
+    with commands(tmp / "mnt", "memory:", "/memories/=memory:", limit_s=NIGHT_LIMIT_S, **options) as shell:
         yield shell
 
 

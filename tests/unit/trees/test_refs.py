@@ -79,11 +79,11 @@ def test_other_words_are_no_refs(text: str) -> None:
 @pytest.mark.parametrize(
     ("text", "error"),
     [
-        ("x", "no snapshot 'x'; there are: summer, sunday, night, half, noon (fusebackend snapshot list)"),
+        ("x", "no snapshot 'x'; there are: summer, sunday, night, half, noon (fusebackend snapshot list --all)"),
         ("2026-06-01", "no snapshot is as old as '2026-06-01'; the oldest is summer of 2026-07-01 07:00:00 "
-         "(fusebackend snapshot list)"),
+         "(fusebackend snapshot list --all)"),
         ("999999999w", "no snapshot is as old as '999999999w'; the oldest is summer of 2026-07-01 07:00:00 "
-         "(fusebackend snapshot list)"),
+         "(fusebackend snapshot list --all)"),
     ],
 )  # fmt: skip
 def test_errors_say_what_there_is(text: str, error: str) -> None:
