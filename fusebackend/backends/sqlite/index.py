@@ -81,7 +81,7 @@ class Indexer:
 
     def _start_over(self) -> None:
         """Forget everything that is not in the file."""
-        self._pieces: Iterator[EntrySlice] = iter(())
+        self._pieces: Iterator[EntrySlice] | None = None  # what the last portion has not come to
         self._entry_limit = REBUILD_ENTRIES
 
     def work(self, db: sqlite3.Connection, quiet_s: float = QUIET_S) -> float | None:
@@ -106,8 +106,10 @@ class Indexer:
 
     def _portion(self, db: sqlite3.Connection, until: float, quiet_ns: int) -> bool:
         """Index for some time. Returns whether there is more to do."""
-        entries = 0
-        while (piece := self._next(db, quiet_ns)) is not None:
+        entries, more = 0, False
+        pieces = self._pieces or self._slices(db, quiet_ns)
+        self._pieces = None
+        for piece in pieces:
             if piece.entry is not None:
                 db.execute("INSERT INTO trigram (rowid, words) VALUES (?, ?)", (piece.node, piece.entry))
                 entries += piece.last
@@ -115,32 +117,26 @@ class Indexer:
                 # Not if it has been changed since its words were taken, in another portion.
                 db.execute("DELETE FROM unindexed WHERE node = ? AND changed_ns = ?", (piece.node, piece.changed_ns))
             if time.monotonic() > until:
+                self._pieces, more = pieces, True
                 break
         if entries:
             add = "INSERT INTO meta VALUES ('indexed', ?1) ON CONFLICT (key) DO UPDATE SET value = value + ?1"
             db.execute(add, (entries,))
             self._rebuild_if_stale(db)
-        return piece is not None
+        return more
 
-    def _next(self, db: sqlite3.Connection, quiet_ns: int) -> EntrySlice | None:
-        piece = next(self._pieces, None)
-        if piece is None:
+    def _slices(self, db: sqlite3.Connection, quiet_ns: int) -> Iterator[EntrySlice]:
+        """Yield the work that is due. The caller takes the files of each query out of the table."""
+        due = "SELECT node, changed_ns FROM unindexed WHERE changed_ns NOT BETWEEN ? AND ? ORDER BY node LIMIT ?"
+        now = time.time_ns()
+        while rows := db.execute(due, (now - quiet_ns + 1, now, PORTION_FILES)).fetchall():
+            for node, changed_ns in rows:
+                data = text_of(db, node)
+                entries = [] if data is None else list(trigram.entries(data))
+                for entry in entries[:-1]:
+                    yield EntrySlice(node, changed_ns, entry, False)
+                yield EntrySlice(node, changed_ns, entries[-1] if entries else None, True)
             now = time.time_ns()
-            rows = db.execute(
-                "SELECT node, changed_ns FROM unindexed WHERE changed_ns NOT BETWEEN ? AND ? ORDER BY node LIMIT ?",
-                (now - quiet_ns + 1, now, PORTION_FILES),
-            ).fetchall()
-            self._pieces = self._all_pieces(db, rows)
-            piece = next(self._pieces, None)
-        return piece
-
-    def _all_pieces(self, db: sqlite3.Connection, rows: list[tuple[int, int]]) -> Iterator[EntrySlice]:
-        for node, changed_ns in rows:
-            data = text_of(db, node)
-            entries = [] if data is None else list(trigram.entries(data))
-            for entry in entries[:-1]:
-                yield EntrySlice(node, changed_ns, entry, False)
-            yield EntrySlice(node, changed_ns, entries[-1] if entries else None, True)
 
     def _rebuild_if_stale(self, db: sqlite3.Connection) -> None:
         entries = db.execute("SELECT value FROM meta WHERE key = 'indexed'").fetchone()[0]
