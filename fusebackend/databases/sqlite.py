@@ -38,7 +38,7 @@ def errno_of(error: sqlite3.Error) -> int:
     return ERRNO_OF_CODE.get(primary(error), errno.EIO)
 
 
-class translate_errors:  # noqa: N801 - a context manager
+class translate_errors(contextlib.AbstractContextManager[Any]):  # noqa: N801 - a context manager
     """Raise SQLite's errors as `OSError`s, with `failed` and SQLite's message. Text that is not UTF-8 is EILSEQ.
 
     It has no state, so one may serve many blocks, also one inside another: around a statement of 5 µs, a context
@@ -53,9 +53,6 @@ class translate_errors:  # noqa: N801 - a context manager
     def __init__(self, failed: str = "SQLite", rule: Callable[[int], int] = int) -> None:
         self._failed = failed
         self._rule = rule
-
-    def __enter__(self) -> None:
-        pass
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

@@ -424,7 +424,13 @@ def overwrite(volume: Volume, node: int, source: Source, changes: Changes, path:
     """
     state = source.state
     changes.append(Change(node=node, kind="modified", path=path))
-    with _writable(volume, node) as handle:
+    with contextlib.ExitStack() as opening:
+        try:
+            handle = opening.enter_context(opened(volume, node, os.O_RDWR))
+        except PermissionError:  # its owner may not write it: it gets its mode afterwards
+            mode = stat.S_IMODE(volume.getattr(node).mode)
+            volume.setattr(node, AttrChanges(mode=mode | stat.S_IRUSR | stat.S_IWUSR))
+            handle = opening.enter_context(opened(volume, node, os.O_RDWR))
         if volume.features.random_writes:
             _overwrite(volume, handle, source)
         else:
@@ -436,19 +442,6 @@ def overwrite(volume: Volume, node: int, source: Source, changes: Changes, path:
         if not volume.features.random_writes:
             volume.flush(handle)
     return placed
-
-
-@contextlib.contextmanager
-def _writable(volume: Volume, node: int) -> Iterator[int]:
-    """Open a file for reading and writing, also one that its owner may not write: it gets its mode afterwards."""
-    with contextlib.ExitStack() as opening:
-        try:
-            handle = opening.enter_context(opened(volume, node, os.O_RDWR))
-        except PermissionError:
-            mode = stat.S_IMODE(volume.getattr(node).mode)
-            volume.setattr(node, AttrChanges(mode=mode | stat.S_IRUSR | stat.S_IWUSR))
-            handle = opening.enter_context(opened(volume, node, os.O_RDWR))
-        yield handle
 
 
 def _overwrite(volume: Volume, node: int, source: Source) -> None:
