@@ -4,7 +4,7 @@ have so many bytes. Neither is thread-safe."""
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Generic, TypeVar
 
 K = TypeVar("K")
@@ -50,44 +50,36 @@ class RecentBytes(Generic[K, V]):
         self.bound = bound
         self.bytes = 0
         self._dropped = dropped
-        self._items: OrderedDict[K, tuple[V, int]] = OrderedDict()
-
-    def __len__(self) -> int:
-        return len(self._items)
-
-    def __iter__(self) -> Iterator[K]:
-        return iter(self._items)
-
-    def __contains__(self, key: K) -> bool:
-        return key in self._items
+        self.kept: OrderedDict[K, tuple[V, int]] = OrderedDict()
+        """The items with their sizes, to look at without using them."""
 
     def get(self, key: K) -> V | None:
         """Use an item, if it is here."""
-        item = self._items.get(key)
+        item = self.kept.get(key)
         if item is None:
             return None
-        self._items.move_to_end(key)
+        self.kept.move_to_end(key)
         return item[0]
 
     def put(self, key: K, value: V, size: int) -> None:
         """Add an item, in place of one with its key. It counts as so many bytes for as long as it is here."""
-        before = self._items.pop(key, None)
+        before = self.kept.pop(key, None)
         self.bytes += size if before is None else size - before[1]
-        self._items[key] = value, size
-        while self.bytes > self.bound and len(self._items) > 1:
-            _, (oldest, freed) = self._items.popitem(last=False)
+        self.kept[key] = value, size
+        while self.bytes > self.bound and len(self.kept) > 1:
+            _, (oldest, freed) = self.kept.popitem(last=False)
             self.bytes -= freed
             if self._dropped is not None:
                 self._dropped(oldest)
 
     def pop(self, key: K) -> V | None:
         """Take one out, if it is here."""
-        item = self._items.pop(key, None)
+        item = self.kept.pop(key, None)
         if item is None:
             return None
         self.bytes -= item[1]
         return item[0]
 
     def clear(self) -> None:
-        self._items.clear()
+        self.kept.clear()
         self.bytes = 0

@@ -280,7 +280,7 @@ class BlockCache:
             return self._blocks.get((key, etag, number))
 
     def has(self, key: str, etag: str, number: int) -> bool:
-        return (key, etag, number) in self._blocks
+        return (key, etag, number) in self._blocks.kept
 
     def put(self, key: str, etag: str, number: int, data: bytes | memoryview) -> None:
         if len(data) > self.max_bytes:
@@ -297,7 +297,7 @@ class BlockCache:
     def drop(self, key: str, etag: str) -> None:
         """Let go of the blocks of a version."""
         with self._lock:
-            for name in [name for name in self._blocks if name[:2] == (key, etag)]:
+            for name in [name for name in self._blocks.kept if name[:2] == (key, etag)]:
                 self._blocks.pop(name)
 
     def close(self) -> None:

@@ -232,7 +232,7 @@ class Tree:
             entry.checked_at = self.now()
             if not is_there:
                 parent.listing.remove(entry.name)
-            elif parent in self._listed:
+            elif parent in self._listed.kept:
                 parent.listing.put(entry.name, entry.info())
 
     def detach(self, entry: Entry) -> None:
@@ -418,7 +418,7 @@ class Tree:
             return [entry]
         will_wait()  # before anything is noted: the call would be made once more
         with self.lock:
-            if parent not in self._listed:
+            if parent not in self._listed.kept:
                 return [entry]
             descends, parent.listing.descended = parent.listing.descended, parent.listing.descended and not entry.is_dir
         if entry.is_dir and descends:
@@ -590,7 +590,7 @@ class Tree:
                 directory.listing.remove(name)
                 return
             info, head = found
-            if directory in self._listed:
+            if directory in self._listed.kept:
                 directory.listing.put(name, info)
             entry = self._shown(directory, name, info)
             entry.checked_at = began

@@ -26,7 +26,7 @@ import sqlite3
 import stat
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 import msgspec
@@ -168,21 +168,17 @@ class _LookedAt(set[int]):
         self.clear()
 
 
+@dataclass(eq=False)
 class _BranchBuffer(DirtyBuffer):
     """The dirty buffer of a branch."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.origins: dict[int, BranchOrigin | None] = {}
-        """Those that have changed; None for one that is gone."""
-        self.listed: list[tuple[int, bytes, Attr]] = []
-        """Entries of live directories that were copied up: directory, name, attributes."""
-        self.followed: int | None = None
-        """The merge whose renames are in `origins`."""
-        self.decided: dict[bytes, int] = {}
-
-    def __bool__(self) -> bool:
-        return bool(self.origins or self.decided) or self.followed is not None or super().__bool__()
+    origins: dict[int, BranchOrigin | None] = field(default_factory=dict)
+    """Those that have changed; None for one that is gone."""
+    listed: list[tuple[int, bytes, Attr]] = field(default_factory=list)
+    """Entries of live directories that were copied up: directory, name, attributes."""
+    followed: int | None = None
+    """The merge whose renames are in `origins`."""
+    decided: dict[bytes, int] = field(default_factory=dict)
 
     def write(self, db: sqlite3.Connection, new_row: Callable[[], int], newest: NewestRows) -> None:
         super().write(db, new_row, newest)

@@ -102,20 +102,21 @@ class TreeVolume(KnowsXattrs):
 
     def mknod(self, parent: int, name: bytes, mode: int, rdev: int, caller: Caller) -> Attr:
         with self.lock:
-            mode, acls = self._permissions(parent, mode, caller)
-            inode = self._make(parent, name, mode, caller, acls)
+            directory = self._vacant(parent, name)
+            mode, acls = self._permissions(directory, mode, caller)
+            inode = self._make(directory, name, mode, caller, acls)
             inode.rdev = rdev
             CLOCK.saw(inode.ctime_ns)
             return inode
 
     def mkdir(self, parent: int, name: bytes, mode: int, caller: Caller) -> Attr:
         with self.lock:
-            mode, acls = self._permissions(parent, stat.S_IFDIR | stat.S_IMODE(mode), caller)
-            inode = self._make(parent, name, mode, caller, acls)
+            directory = self._vacant(parent, name)
+            mode, acls = self._permissions(directory, stat.S_IFDIR | stat.S_IMODE(mode), caller)
+            inode = self._make(directory, name, mode, caller, acls)
             inode.nlink = 2
             inode.size = DIRECTORY_BYTES
             self._allocate(inode, allocated_blocks(DIRECTORY_BYTES))
-            directory = self._inode(parent)  # which `_make` has changed, so it is in memory
             if directory.mode & stat.S_ISGID:
                 inode.mode |= stat.S_ISGID
             directory.nlink += 1
@@ -130,9 +131,9 @@ class TreeVolume(KnowsXattrs):
             self._admit(sum(len(part) for _, part in parts) + sum(map(len, state.xattrs.values())))
             if self._quota is not None:
                 self._quota.require(bytes_of_blocks(_blocks_of(parts)) + bytes_of_xattrs(state.xattrs), 1)
-            inode = self._make(
-                file.parent, file.name, stat.S_IFREG | stat.S_IMODE(state.mode), Caller(state.uid, state.gid)
-            )
+            directory = self._vacant(file.parent, file.name)
+            mode = stat.S_IFREG | stat.S_IMODE(state.mode)
+            inode = self._make(directory, file.name, mode, Caller(state.uid, state.gid))
             for offset, part in parts:
                 if part:
                     self._put(inode, offset, part)
@@ -147,7 +148,7 @@ class TreeVolume(KnowsXattrs):
 
     def symlink(self, parent: int, name: bytes, target: bytes, caller: Caller) -> Attr:
         with self.lock:
-            inode = self._make(parent, name, stat.S_IFLNK | 0o777, caller)
+            inode = self._make(self._vacant(parent, name), name, stat.S_IFLNK | 0o777, caller)
             self._put(inode, 0, target)
             inode.size = len(target)
             CLOCK.saw(inode.ctime_ns)
@@ -429,32 +430,32 @@ class TreeVolume(KnowsXattrs):
         return directory
 
     def _make(
-        self, parent: int, name: bytes, mode: int, caller: Caller, acls: Mapping[bytes, bytes] | None = None
+        self, directory: Inode, name: bytes, mode: int, caller: Caller, acls: Mapping[bytes, bytes] | None = None
     ) -> Inode:
-        directory = self._vacant(parent, name)
+        """Make an inode under a name of a directory that is vacant (`_vacant`)."""
         if self._quota is not None:
             # A directory and a target take as much: no target is longer.
             takes_bytes = stat.S_ISDIR(mode) or stat.S_ISLNK(mode)
             self._quota.require((DIRECTORY_BYTES if takes_bytes else 0) + bytes_of_xattrs(acls or {}), 1)
         self._admit(len(name))
         self._prepare(directory, names=True)
-        inode = self._new_inode(mode, parent if stat.S_ISDIR(mode) else 0)
+        inode = self._new_inode(mode, directory.node if stat.S_ISDIR(mode) else 0)
         if self._quota is not None:
             self._quota.add(0, 1)
         inode.uid = caller.uid
         inode.gid = directory.gid if directory.mode & stat.S_ISGID else caller.gid
         now = inode.atime_ns = inode.mtime_ns = inode.ctime_ns = now_ns()
-        self._set_child(parent, name, inode.node)
+        self._set_child(directory.node, name, inode.node)
         if acls:
             self._give(inode, acls)
         self._changed(inode)
         self._date(directory, now)
         return inode
 
-    def _permissions(self, parent: int, mode: int, caller: Caller) -> tuple[int, dict[bytes, bytes]]:
+    def _permissions(self, directory: Inode, mode: int, caller: Caller) -> tuple[int, dict[bytes, bytes]]:
         """The mode of a new file in a directory, and the ACLs that it inherits. Where there are any, the umask does not
         count (acl(5), "Object creation and default ACLs")."""
-        default = self._xattrs(self._inode(parent)).get(acl.DEFAULT) if self.features.acls else None
+        default = self._xattrs(directory).get(acl.DEFAULT) if self.features.acls else None
         if default is None:
             return mode & ~caller.umask, {}
         access, permissions = acl.inherited(default, mode & 0o777)
@@ -652,11 +653,14 @@ class TreeVolume(KnowsXattrs):
     # -- bytes: no chunk begins at or beyond the end of its file ---------------------------------------------------
 
     def _get(self, inode: Inode, offset: int, size: int) -> bytes:
-        def data_at(index: int) -> bytes | bytearray:
-            chunk = self._chunk(inode.node, index)
-            return b"" if chunk is None else chunk.data
-
-        return cut_out(inode.size, data_at, offset, size)
+        end = min(offset + size, inode.size)
+        chunks: dict[int, bytes | bytearray] = {}
+        if offset < end:
+            for index in range(offset >> CHUNK_SHIFT, -(-end >> CHUNK_SHIFT)):
+                chunk = self._chunk(inode.node, index)
+                if chunk is not None:
+                    chunks[index] = chunk.data
+        return cut_out(chunks, offset, end)
 
     def require_room(self, attr: Attr, size_bytes: int) -> None:
         if self._quota is not None:

@@ -5,7 +5,7 @@ Files are kept in chunks: one `Chunk` knows its bytes and which of them are not 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Mapping
 
 from fusebackend.base.recent import RecentBytes
 from fusebackend.protocol import BLOCK_BYTES, Attr
@@ -26,18 +26,14 @@ def allocated_blocks(size: int) -> int:
     return -(-size // ALLOCATION_BYTES) * (ALLOCATION_BYTES // BLOCK_BYTES)
 
 
-def cut_out(file_bytes: int, data_at: Callable[[int], bytes | bytearray], offset: int, size: int) -> bytes:
-    """Part of a file.
-
-    Args:
-        data_at: returns the bytes of a chunk by its index, none for a hole.
-    """
-    end = min(offset + size, file_bytes)
+def cut_out(chunks: Mapping[int, bytes | bytearray], offset: int, end: int) -> bytes:
+    """Part of a file, up to `end`, which is not beyond its own. Chunks are given by their index; one that is not there
+    is a hole."""
     pieces: list[bytes | bytearray] = []
     while offset < end:
         start = offset & (CHUNK_BYTES - 1)
         length = min(end - offset, CHUNK_BYTES - start)
-        piece = data_at(offset >> CHUNK_SHIFT)[start : start + length]
+        piece = chunks.get(offset >> CHUNK_SHIFT, b"")[start : start + length]
         pieces.append(piece)
         if len(piece) < length:
             pieces.append(bytes(length - len(piece)))

@@ -108,7 +108,7 @@ class KnownInodes:
     def needs_data(self, node: int) -> bool:
         """Whether a node is a small file whose bytes are neither here nor with the kernel."""
         known = self._known.get(node)
-        if known is None or not stat.S_ISREG(known.mode) or (node, 0) in self._data:
+        if known is None or not stat.S_ISREG(known.mode) or (node, 0) in self._data.kept:
             return False
         return 0 < known.size <= CHUNK_BYTES and self._sent.get(node) != known.contents
 

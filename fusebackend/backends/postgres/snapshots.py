@@ -88,7 +88,7 @@ class PostgresSnapshot(StoredSnapshot):
     def _get(self, inode: Inode, offset: int, size: int) -> bytes:
         end = min(offset + size, inode.size)
         chunks = self._read_chunks(inode.node, offset >> CHUNK_SHIFT, (end - 1) >> CHUNK_SHIFT) if offset < end else {}
-        return cut_out(inode.size, lambda index: chunks[index].data if index in chunks else b"", offset, size)
+        return cut_out({index: chunk.data for index, chunk in chunks.items()}, offset, end)
 
     def _read_chunks(self, node: int, first: int, last: int) -> dict[int, Chunk]:
         """Chunks by their index, those that are missing with one query."""
@@ -103,7 +103,7 @@ class PostgresSnapshot(StoredSnapshot):
             with self._guard:
                 for index in missing:
                     chunk = found[index]
-                    if chunk is not None and (node, index) not in self._chunks:
+                    if chunk is not None and (node, index) not in self._chunks.kept:
                         self._chunks.put((node, index), chunk, len(chunk.data) + CHUNK_COST_BYTES)
         return {index: chunk for index, chunk in found.items() if chunk is not None}
 

@@ -471,7 +471,7 @@ class PostgresVolume(PostgresTree, SnapshotVolume):
         if stat.S_ISDIR(inode.mode):
             raise oserror(errno.EISDIR)
         self._note_access(inode)
-        return cut_out(inode.size, lambda index: chunks.get(index, b""), offset, size)
+        return cut_out(chunks, offset, min(offset + size, inode.size))
 
     def _note_access(self, attr: Attr) -> None:
         if self.access_due(attr) and self._scope.view is None:

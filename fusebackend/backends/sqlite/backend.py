@@ -126,9 +126,10 @@ class SqliteVolume(SqliteTree, SnapshotVolume):
 
     def _note(self, items: int, size: int) -> None:
         """The dirty buffer has grown. The next operation flushes it if it is over its bounds (`_admit`)."""
+        if not self._dirty.items:
+            self._flusher.changes_waiting.set()
         self._dirty.items += items
         self._dirty.bytes += size
-        self._flusher.wake()
 
     def _admit(self, size: int) -> None:
         """Called before a change: flushes where that is due, and refuses bytes that a full disk can't take."""
@@ -179,10 +180,17 @@ class SqliteVolume(SqliteTree, SnapshotVolume):
         """Write the dirty buffer to the file in one transaction. After an error nothing is written and nothing lost."""
         with self.lock:
             try:
-                if self._dirty or self._unlogged or self._log.number > self._log.flushed:
+                if self._dirty.items:
                     self._before_commit()
-                    with sqlite_errors():
-                        self._write_dirty()
+                    number = self._log.number + 1
+                    with sqlite_errors(), transaction(self._db):
+                        self._unsnapped = self._unsnapped or self._dirty.is_change(self._snapshots.newest_ns)
+                        self._dirty.write(self._db, self._new_row, self._snapshots.newest)
+                        if self._next_node != self._stored_next_node:
+                            self._db.execute("UPDATE meta SET value = ? WHERE key = 'next_node'", (self._next_node,))
+                        sync_log.store(self._db, self._log.salt, number, self._recorded)
+                    self._log.number = number
+                    self._commits += 1
                     self._room_bytes = 0  # look again before the next write
                     self._flushed()
                     if os.fstat(self._wal_fd).st_size > MAX_WAL_BYTES:
@@ -221,18 +229,6 @@ class SqliteVolume(SqliteTree, SnapshotVolume):
         if busy:
             self._checkpoint_after = time.monotonic() + CHECKPOINT_RETRY_S
 
-    def _write_dirty(self) -> None:
-        """One transaction, all or nothing."""
-        with transaction(self._db):
-            self._unsnapped = self._unsnapped or self._dirty.is_change(self._snapshots.newest_ns)
-            self._dirty.write(self._db, self._new_row, self._snapshots.newest)
-            if self._next_node != self._stored_next_node:
-                self._db.execute("UPDATE meta SET value = ? WHERE key = 'next_node'", (self._next_node,))
-            number = self._log.number + 1
-            sync_log.store(self._db, self._log.salt, number, self._recorded)
-        self._log.number = self._log.flushed = number
-        self._commits += 1
-
     # -- durability and life -----------------------------------------------------------------------------------
 
     def fsync(self, node: int, datasync: bool = False) -> None:
@@ -243,10 +239,7 @@ class SqliteVolume(SqliteTree, SnapshotVolume):
         """
         number = self._log_changes()
         if number is None or not self._log.sync(number):
-            self._flush_and_sync()
-
-    def sync(self) -> None:
-        self._flush_and_sync()
+            self.sync()
 
     def _log_changes(self) -> int | None:
         """Append what was changed since the last record. Returns the number to be synced; None if a flush is due."""
@@ -266,10 +259,10 @@ class SqliteVolume(SqliteTree, SnapshotVolume):
             self._unlogged = Delta()
             return log.number
 
-    def _flush_and_sync(self) -> None:
+    def sync(self) -> None:
         """Flush everything, then sync the WAL: SQLite's NORMAL commits don't, and a FULL one would hold the lock."""
         with self.lock:
-            if self.has_sync_log and not self._closed and (self._dirty or self._unlogged):
+            if self.has_sync_log and not self._closed and self._dirty.items:
                 self._log.salt = self._log.salt or secrets.randbits(62) + 1
             self.write_back()
         commits = self._commits
@@ -277,13 +270,13 @@ class SqliteVolume(SqliteTree, SnapshotVolume):
             os.fdatasync(self._wal_fd)
             self._synced = max(self._synced, commits)
         with self.lock:
-            if self._log.salt and self._synced == self._commits and not self._unlogged and not self._dirty:
+            if self._log.salt and self._synced == self._commits and not self._dirty.items:
                 self._log.restart()
 
     def _flush_behind(self) -> None:
         """Flush in the background. Where the log is in use, sync as well, so that the next `fsync` need not."""
         if self._log.offset:
-            self._flush_and_sync()
+            self.sync()
         else:
             self.write_back()
 
@@ -303,7 +296,7 @@ class SqliteVolume(SqliteTree, SnapshotVolume):
         with self.lock:
             try:
                 try:
-                    self._flush_and_sync()
+                    self.sync()
                     self._log.remove()
                 finally:
                     with sqlite_errors():
@@ -338,6 +331,7 @@ class SqliteVolume(SqliteTree, SnapshotVolume):
         with sqlite_errors():
             orphans = "SELECT node FROM inode WHERE nlink = 0 AND node NOT IN (SELECT node FROM dentry)"
             self._dirty.dead = {node for (node,) in self._db.execute(orphans)}
+        self._dirty.items = len(self._dirty.dead)
         self.write_back()
 
     # -- snapshots ---------------------------------------------------------------------------------------------
@@ -376,7 +370,7 @@ class SqliteVolume(SqliteTree, SnapshotVolume):
 
     def forget_versions(self, nodes: Collection[int]) -> list[str]:
         with self.lock:
-            self._flush_and_sync()
+            self.sync()
             with sqlite_errors():
                 with transaction(self._db):
                     old_rows.forget(self._db, self._snapshots.newest, nodes, self._new_row)
@@ -386,10 +380,10 @@ class SqliteVolume(SqliteTree, SnapshotVolume):
                 old_rows.prune_all(self._db)
             self._chunks.clear()  # some have other rows now
             self._snapshots.forget_cached()
-            self._flush_and_sync()
+            self.sync()
             schema.rewrite(self.path)
             self._log.erase()
-        self._flusher.wake()
+        self._flusher.changes_waiting.set()
         return []
 
     def _give_up_snapshot(self) -> bool:

@@ -9,6 +9,8 @@ Python's lock from them.
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import logging
 import os
 import sqlite3
@@ -63,19 +65,14 @@ class OtherThreads:
     """Measures how busy the rest of the process is, from the kernel's processor times. Used by one thread."""
 
     def __init__(self) -> None:
-        self._looked_s = time.monotonic()
-        self._spent_s = _spent_s()
+        self._looked_s = self._spent_s = 0.0
 
     def share(self) -> float:
         """Processors that the others have kept busy since the last call: 0 for none, 1 for one all the time."""
-        now_s, spent_s = time.monotonic(), _spent_s()
+        now_s, spent_s = time.monotonic(), time.process_time() - time.thread_time()
         share = (spent_s - self._spent_s) / max(now_s - self._looked_s, 1e-6)
         self._looked_s, self._spent_s = now_s, spent_s
         return share
-
-
-def _spent_s() -> float:
-    return time.process_time() - time.thread_time()
 
 
 class Flusher:
@@ -97,28 +94,24 @@ class Flusher:
         self._told: str | None = None
         """What is wrong: said once."""
         self._is_work_due = False
-        self._connection: sqlite3.Connection | None = None
-        self._changes_waiting = threading.Event()
+        self._opened = contextlib.ExitStack()  # the connection, once there is one
+        self.changes_waiting = threading.Event()
+        """To be set when there are changes to be written, by the first of them."""
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="fusebackend-flush", daemon=True)
 
     def start(self) -> None:
         self._thread.start()
 
-    def wake(self) -> None:
-        """There are changes to be written."""
-        if not self._changes_waiting.is_set():  # cheaper than setting it again at every change
-            self._changes_waiting.set()
-
     def wake_workers(self) -> None:
         """The workers have something to do, without the pause after a flush."""
         self._is_work_due = True
-        self._changes_waiting.set()
+        self.changes_waiting.set()
 
     def stop(self) -> None:
         """End the thread; the caller flushes changes that are left."""
         self._stopping.set()
-        self._changes_waiting.set()
+        self.changes_waiting.set()
         self._thread.join()
 
     def _run(self) -> None:
@@ -126,10 +119,10 @@ class Flusher:
         work_at: float | None = time.monotonic() + FLUSH_AFTER_S
         work_by = 0.0
         others = OtherThreads()
-        try:
+        with self._opened:
             while not self._stopping.is_set():
                 if flush_at is None:
-                    if self._changes_waiting.wait(None if work_at is None else work_at - time.monotonic()):
+                    if self.changes_waiting.wait(None if work_at is None else work_at - time.monotonic()):
                         flush_at = time.monotonic() + FLUSH_AFTER_S
                 else:
                     self._stopping.wait(min(flush_at, work_at or flush_at) - time.monotonic())
@@ -146,25 +139,23 @@ class Flusher:
                     else:
                         work_at = self._work()
                         work_by = time.monotonic() + BUSY_PAUSE_S
-        finally:
-            if self._connection is not None:
-                self._connection.close()
 
-    def _connected(self) -> sqlite3.Connection:
+    @functools.cached_property
+    def _connection(self) -> sqlite3.Connection:
         """The thread's own connection, made when it is first needed: a file that can't be opened ends no thread."""
-        if self._connection is None:
-            self._connection = schema.connect_again(self._path, INDEX_CACHE_KIB)
-            self._connection.execute("PRAGMA busy_timeout = 0")
-        return self._connection
+        connection = schema.connect_again(self._path, INDEX_CACHE_KIB)
+        self._opened.callback(connection.close)
+        connection.execute("PRAGMA busy_timeout = 0")
+        return connection
 
     def _write_on(self) -> None:
         """Flush, and keep the WAL short."""
-        self._changes_waiting.clear()  # first: what is changed during the flush waits for the next one
+        self.changes_waiting.clear()  # first: what is changed during the flush waits for the next one
         try:
             self._flush()
         except Exception as error:  # the thread goes on, or nothing would be written again
             self._tell("changes wait in memory, the volume file can't take them", error)
-            self._changes_waiting.set()
+            self.changes_waiting.set()
             return
         try:
             self._keep_short()
@@ -180,23 +171,22 @@ class Flusher:
 
     def _work(self) -> float | None:
         """Have each worker do a portion; gives when the next ones are due."""
-        moments = [moment for worker in self._workers if (moment := self._portion(worker)) is not None]
+        moments: list[float] = []
+        for worker in self._workers:
+            start = time.monotonic()
+            try:
+                pause_s = worker.work(self._connection)
+                self._keep_short()
+            except Exception as error:  # changes must still be flushed, and neither face needs what the workers do
+                if getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_BUSY:
+                    pause_s = FLUSH_AFTER_S / 10
+                else:
+                    log.error("%s %s: %s", self._path, worker.failure, error)
+                    pause_s = RETRY_S
+            if pause_s is not None:
+                end = time.monotonic()
+                moments.append(end + max(pause_s, (end - start) / 2))
         return min(moments, default=None)
-
-    def _portion(self, worker: Worker) -> float | None:
-        start = time.monotonic()
-        try:
-            pause_s = worker.work(self._connected())
-            self._keep_short()
-        except Exception as error:  # changes must still be flushed, and neither face needs what the workers do
-            if getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_BUSY:
-                return time.monotonic() + FLUSH_AFTER_S / 10
-            log.error("%s %s: %s", self._path, worker.failure, error)
-            return time.monotonic() + RETRY_S
-        if pause_s is None:
-            return None
-        spent_s = time.monotonic() - start
-        return time.monotonic() + max(pause_s, spent_s / 2)
 
     def _keep_short(self) -> None:
         """Move a long WAL into the file while others write on, then the rest under the lock, so that it starts anew.
@@ -205,7 +195,7 @@ class Flusher:
         """
         if os.fstat(self._wal_fd).st_size <= CHECKPOINT_BYTES:
             return
-        connection = self._connected()
+        connection = self._connection
         for _ in range(CHECKPOINT_PASSES):
             _, written, moved = connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
             if written - moved < CHECKPOINT_REST_PAGES:

@@ -14,6 +14,8 @@ import sqlite3
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Final, NamedTuple
 
 from fusebackend.backends.sqlite.old_rows import INODE_COLUMNS, NewestRows, keep
@@ -133,17 +135,21 @@ class Changes(NamedTuple):
     """What `SnapshotVolume.before_commit` has returned for them."""
 
 
+@dataclass(eq=False)
 class Delta:
     """Changes by what they are of."""
 
-    def __init__(self) -> None:
-        self.inodes: dict[int, Inode] = {}
-        self.names: dict[int, dict[bytes, int | None]] = {}  # parent → name → node, None where the name is gone
-        self.chunks: dict[tuple[int, int], Chunk] = {}
-        self.patches: dict[tuple[int, int], Patch] = {}  # of chunks that are neither above nor in the cache
-        self.cuts: dict[int, int] = {}  # node → first chunk index that the file still has and that is gone
-        self.xattrs: dict[int, Inode] = {}
-        self.dead: set[int] = set()  # nodes that the file still has and that are gone
+    inodes: dict[int, Inode] = field(default_factory=dict)
+    names: dict[int, dict[bytes, int | None]] = field(default_factory=dict)
+    """Parent → name → node, None where the name is gone."""
+    chunks: dict[tuple[int, int], Chunk] = field(default_factory=dict)
+    patches: dict[tuple[int, int], Patch] = field(default_factory=dict)
+    """Of chunks that are neither above nor in the cache."""
+    cuts: dict[int, int] = field(default_factory=dict)
+    """Node → first chunk index that the file still has and that is gone."""
+    xattrs: dict[int, Inode] = field(default_factory=dict)
+    dead: set[int] = field(default_factory=set)
+    """Nodes that the file still has and that are gone."""
 
     def __bool__(self) -> bool:
         contents = self.chunks or self.patches or self.cuts
@@ -178,12 +184,8 @@ class Delta:
         return msgspec.msgpack.encode(changes)
 
 
-def row_of(inode: Inode) -> tuple[int, ...]:
-    """Return the row of `inode` in the table."""
-    return (
-        inode.node, inode.mode, inode.nlink, inode.uid, inode.gid, inode.rdev, inode.size, inode.blocks,
-        inode.atime_ns, inode.mtime_ns, inode.ctime_ns, inode.parent,
-    )  # fmt: skip
+row_of: Callable[[Inode], tuple[int, ...]] = attrgetter("node", *INODE_COLUMNS.split(", "))
+"""Returns the row of an inode in the table."""
 
 
 def decode(record: bytes) -> Changes:
@@ -193,15 +195,20 @@ def decode(record: bytes) -> Changes:
     return msgspec.msgpack.decode(record, type=Changes)
 
 
+@dataclass(eq=False)
 class DirtyBuffer(Delta):
     """The changes that are not in the file yet. Replaced by a new one only after a `write` was committed."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.logged: dict[tuple[int, int], tuple[int, int]] = {}  # bytes of `chunks` in the sync log: low, high
-        self.contents: set[int] = set()  # nodes with changed bytes, for the index
-        self.bytes = 0
-        self.items = 0
+    logged: dict[tuple[int, int], tuple[int, int]] = field(default_factory=dict)
+    """Bytes of `chunks` in the sync log: low, high."""
+    contents: set[int] = field(default_factory=set)
+    """Nodes with changed bytes, for the index."""
+    bytes: int = 0
+    items: int = 0
+    """Changes that were noted, also of what is gone again. Without any there is nothing to be written."""
+
+    def __bool__(self) -> bool:
+        return self.items > 0
 
     def is_change(self, since_ns: int) -> bool:
         """Return True if there is more here than access times: reading a file is none for `SnapshotVolume`."""
@@ -557,19 +564,17 @@ class SqliteTree(TreeVolume):
 
     def _put(self, inode: Inode, offset: int, data: bytes) -> None:
         """As in `TreeVolume`. A few bytes in place of others need not read the chunk they are in."""
-        is_small = self.keeps_patches and 0 < len(data) <= PATCH_BYTES and offset + len(data) <= inode.size
-        if not (is_small and self._put_patch(inode.node, offset, data)):
+        key = (inode.node, offset >> CHUNK_SHIFT)
+        is_here = key in self._dirty.chunks or key in self._chunks.kept
+        is_small = 0 < len(data) <= PATCH_BYTES and offset + len(data) <= inode.size
+        if is_here or not (is_small and self.keeps_patches and self._put_patch(key, offset & (CHUNK_BYTES - 1), data)):
             super()._put(inode, offset, data)
 
-    def _put_patch(self, node: int, offset: int, data: bytes) -> bool:
-        """Keep bytes for a stored chunk that is not in memory; False for any other, and for many bytes."""
-        index, start = offset >> CHUNK_SHIFT, offset & (CHUNK_BYTES - 1)
-        key = (node, index)
-        if key in self._dirty.chunks or key in self._chunks:
-            return False
+    def _put_patch(self, key: tuple[int, int], start: int, data: bytes) -> bool:
+        """Keep bytes for a chunk that is not in memory; False where none is stored, and for many bytes."""
         patch = self._dirty.patches.get(key)
         if patch is None:
-            if self._is_not_stored(node, index):
+            if self._is_not_stored(*key):
                 return False
             with sqlite_errors():
                 row = self._db.execute(_LENGTH, key).fetchone()
@@ -580,7 +585,7 @@ class SqliteTree(TreeVolume):
             return False
         if not patch.pieces:
             self._dirty.patches[key] = patch
-            self._dirty.contents.add(node)
+            self._dirty.contents.add(key[0])
             self._note(PATCH_ITEMS, 0)
         patch.pieces.append((start, bytes(data)))
         patch.bytes += len(data)
@@ -597,7 +602,7 @@ class SqliteTree(TreeVolume):
         self._chunk_changed(node, index, chunk)
 
     def _next_chunk(self, node: int, index: int) -> int | None:
-        if (node, index) in self._dirty.chunks or (node, index) in self._chunks:
+        if (node, index) in self._dirty.chunks or (node, index) in self._chunks.kept:
             return index
         found = [other for holder, other in self._dirty.chunks if holder == node and other >= index]
         if node not in self._unstored:
@@ -653,15 +658,21 @@ class SqliteTree(TreeVolume):
     def _pop_chunks(self, node: int, first: int, size: int) -> dict[int, int]:
         """Take the chunks of a file of `size` bytes from index `first` on out of memory; gives index → bytes."""
         last = max(size - 1, 0) >> CHUNK_SHIFT
+        indices: Iterable[int] = range(first, last + 1)
+        tables: tuple[Mapping[tuple[int, int], object], ...]
+        tables = self._dirty.patches, self._dirty.chunks, self._chunks.kept
+        if last - first > sum(len(table) for table in tables):  # a file of holes, mostly
+            indices = {index for table in tables for holder, index in table if holder == node and index >= first}
         popped = {}
-        for key in _keys_of(self._dirty.patches, node, first, last):
-            self._dirty.bytes -= self._dirty.patches.pop(key).bytes
-            self._unlogged.patches.pop(key, None)
-        for table in (self._dirty.chunks, self._chunks):
-            for key in _keys_of(table, node, first, last):
-                chunk = table.pop(key)
-                assert chunk is not None
-                popped[key[1]] = len(chunk.data)
+        for index in indices:
+            key = (node, index)
+            patch = self._dirty.patches.pop(key, None)
+            if patch is not None:
+                self._dirty.bytes -= patch.bytes
+                self._unlogged.patches.pop(key, None)
+            chunk = self._dirty.chunks.pop(key, None) or self._chunks.pop(key)
+            if chunk is not None:
+                popped[index] = len(chunk.data)
                 self._unlogged.chunks.pop(key, None)
                 self._dirty.logged.pop(key, None)
         return popped
@@ -722,15 +733,6 @@ class SqliteTree(TreeVolume):
                 SELECT {column}, lead({column}, 1, {last + 1}) OVER (ORDER BY {column}) AS following FROM (
                     SELECT 0 AS {column} UNION ALL SELECT {column} FROM {table} WHERE {column} BETWEEN 1 AND {last}))
             ORDER BY following - {column} DESC LIMIT 1""")
-
-
-def _keys_of(
-    table: Mapping[tuple[int, int], object] | ChunkCache, node: int, first: int, last: int
-) -> list[tuple[int, int]]:
-    """Return the keys of a table of chunks that are of a node, from index `first` up to `last`."""
-    if last - first < len(table):
-        return [(node, index) for index in range(first, last + 1) if (node, index) in table]
-    return [key for key in table if key[0] == node and key[1] >= first]
 
 
 def inode_of(damage: Damage, row: tuple[int, ...]) -> Inode:

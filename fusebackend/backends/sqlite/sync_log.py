@@ -66,8 +66,6 @@ class SyncLog:
         self.path = log_path(path)
         self.number = number
         """Of the last record or flush."""
-        self.flushed = number
-        """Of the last flush."""
         self.offset = 0
         """Where the next record goes: 0 until there is one since the log started anew."""
         self.salt = 0
@@ -75,20 +73,19 @@ class SyncLog:
         self._synced = number
         self._allocated = 0
         self._fd = -1
-        self._failed = False  # it is used no more; the file stays open, for another thread may be syncing it
-
-    @property
-    def is_open(self) -> bool:
-        return self._fd >= 0 and not self._failed
+        self._was_begun = False
+        self.is_open = False
+        """False after a failure, too. The file stays open then: another thread may be syncing it."""
 
     def restart(self) -> None:
         """Start anew: the tables have all changes on the disk, and the salt. The first time, the file is made. Where
         that fails, the volume does without the log."""
-        if self._fd < 0 and not self._failed:
+        if not self._was_begun:
+            self._was_begun = True
             try:
                 self._make()
+                self.is_open = True
             except OSError as error:
-                self._failed = True
                 log.warning("each fsync writes to the tables of the volume, which has no log %s: %s", self.path, error)
         self.offset = 0
         self._synced = self.number
@@ -115,7 +112,7 @@ class SyncLog:
         except OSError:
             whole = False
         if not whole:
-            self._failed = True
+            self.is_open = False
             return False
         self.offset += size
         self.number = number
@@ -129,7 +126,7 @@ class SyncLog:
         try:
             os.fdatasync(fd)
         except OSError:  # what of it is on the disk is not known, and no later sync would tell (fsyncgate)
-            self._failed = True
+            self.is_open = False
             return False
         self._synced = max(self._synced, written)
         return True
@@ -140,7 +137,7 @@ class SyncLog:
             os.ftruncate(self._fd, 0)
             self._allocated = 0
             if not self._grow(0):
-                self._failed = True
+                self.is_open = False
             os.fsync(self._fd)
         self.offset = 0
 
@@ -154,6 +151,7 @@ class SyncLog:
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
+            self.is_open = False
 
     def _grow(self, end: int) -> bool:
         """Fill the file with zeros up to a step beyond `end`; False if there is no room."""

@@ -37,4 +37,4 @@ def test_of_items_with_sizes_the_least_recently_used_go_and_one_stays() -> None:
     recent.put("large", "L", 99)
     assert (dropped, recent.bytes) == (["B", "A", "C"], 99)
     recent.put("large", "small", 1)
-    assert (dropped, recent.bytes, list(recent)) == (["B", "A", "C"], 1, ["large"])
+    assert (dropped, recent.bytes, list(recent.kept)) == (["B", "A", "C"], 1, ["large"])

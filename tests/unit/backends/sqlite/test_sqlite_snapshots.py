@@ -101,7 +101,7 @@ def test_a_flush_that_failed_loses_no_old_chunk(
     volume.open(node, os.O_RDWR)
     volume.write(node, 5, b"y")
     with monkeypatch.context() as patch:
-        patch.setattr(SqliteVolume, "_write_dirty", _fail_after(SqliteVolume._write_dirty))
+        patch.setattr(SqliteVolume, "write_back", _fail_after(SqliteVolume.write_back))
         with pytest.raises(OSError):
             volume.write_back()
     volume.write_back()
