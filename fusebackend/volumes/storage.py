@@ -6,6 +6,7 @@ Files are kept in chunks: one `Chunk` knows its bytes and which of them are not 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import KW_ONLY, dataclass
 
 from fusebackend.base.recent import RecentBytes
 from fusebackend.protocol import BLOCK_BYTES, Attr
@@ -41,17 +42,15 @@ def cut_out(chunks: Mapping[int, bytes | bytearray], offset: int, end: int) -> b
     return bytes(pieces[0]) if len(pieces) == 1 else b"".join(pieces)
 
 
+@dataclass(slots=True, eq=False)
 class Inode(Attr):
     """An `Attr` that the volume changes in place, with fields that the kernel does not see."""
 
-    __slots__ = ("opens", "parent", "unnoted", "xattrs")
-
-    def __init__(self, node: int, mode: int, *, parent: int = 0) -> None:
-        super().__init__(node, mode)
-        self.parent = parent  # of a directory, which has one name; 0 for anything else
-        self.opens = 0  # open handles …
-        self.unnoted = 0  # … and those of them that were opened with O_NOATIME
-        self.xattrs: dict[bytes, bytes] | None = None  # None until they are asked for
+    _: KW_ONLY
+    parent: int = 0  # of a directory, which has one name; 0 for anything else
+    opens: int = 0  # open handles …
+    unnoted: int = 0  # … and those of them that were opened with O_NOATIME
+    xattrs: dict[bytes, bytes] | None = None  # None until they are asked for
 
 
 class Chunk:
