@@ -65,7 +65,7 @@ class OtherThreads:
     """Measures how busy the rest of the process is, from the kernel's processor times. Used by one thread."""
 
     def __init__(self) -> None:
-        self._looked_s = self._spent_s = 0.0
+        self._looked_s = self._spent_s = 0.0  # so the first share says nothing; the first portion does not wait for it
 
     def share(self) -> float:
         """Processors that the others have kept busy since the last call: 0 for none, 1 for one all the time."""
