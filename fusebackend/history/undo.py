@@ -184,9 +184,8 @@ class Undo:
         numbers = [call.number for call in chosen]
         title = "undo " + " ".join(call.ref for call in chosen)
         with self._recorder.calls.inside("undo", title, undoes=numbers) as call:
-            making = _Making(self._recorder, call)
             try:
-                result.partly += making.make(plan.steps)
+                result.partly += _Making(self._recorder, call).make(plan.steps)
             except BaseException as error:
                 if call.number:
                     self._recorder.calls.end(call)
@@ -200,7 +199,7 @@ class Undo:
             self._history.mark_undone(halves, by)
             for each in reversed(chosen):
                 self._mark(each, by)
-        if making.made:
+        if plan.steps:
             result.undo = f"c{call.number}"
         self._history.flush()
 
@@ -235,17 +234,17 @@ class Undo:
 
 
 class _Making:
-    """The steps of one undo while they are made. `made` is the number of those that are."""
+    """The steps of one undo while they are made."""
 
     def __init__(self, recorder: Recorder, call: OpenCall) -> None:
-        self.made = 0
         self._recorder = recorder
         self._volumes = recorder.volumes
         self._call = call
         self._lost: list[str] = []
         self._ways: dict[AgentPath, Directories] = {}
-        self._way: Directories  # of the volume that is being changed
-        self._numbers: dict[int, int] = {}  # of the records of names that are not made yet, by step
+        self._volume: Volume  # that is being changed
+        self._way: Directories  # of it
+        self._early: set[int] = set()  # records of names that are not made yet
 
     def make(self, steps: Iterable[Step], *, to_the_end: bool = False) -> list[str]:
         """Make the steps. Returns a line for each thing that a volume did not take.
@@ -258,10 +257,11 @@ class _Making:
         """
         left = budget.current()
         try:
-            for (_, kind), row in itertools.groupby(steps, self._route_and_kind):
+            for (prefix, kind), row in itertools.groupby(steps, self._route_and_kind):
+                self._volume = self._volumes[prefix]
+                self._way = self._ways.setdefault(prefix, Directories(self._volume))
                 for portion in by_size(row, _size_of, 1 if kind == "alone" else MADE_AT_ONCE, MADE_BYTES):
-                    self._prepare(portion)
-                    waiting = deque(portion)
+                    waiting = self._prepared(portion)
                     while waiting:
                         if left.cancelled and not to_the_end:
                             raise oserror(errno.ECANCELED)
@@ -269,8 +269,7 @@ class _Making:
                         time.sleep(PAUSE_S)
         except BaseException:
             # What others make under these names is not this call's, to be taken back with it.
-            self._recorder.history.drop(self._numbers.values())
-            self._numbers = {}
+            self._recorder.history.drop(self._early)
             raise
         return self._lost
 
@@ -292,17 +291,20 @@ class _Making:
             return step.prefix, "any"
         return step.prefix, "names" if step.word in _NAMES else "others"
 
-    def _prepare(self, portion: Sequence[Step]) -> None:
-        """Do what needs no lock: record the names that are about to be made, where a killed server would leave one
-        without its record, and read what files of snapshots are made of. By the size and time in the record the name
-        is told from a file that another program makes."""
-        volume = self._volumes[portion[0].prefix]
-        for number, step in enumerate(portion, self.made):
-            if step.word in _NAMES and not asks_first(volume):
-                self._numbers[number] = self._record_new(step, step.node, _left(step))
-        if self._numbers:
+    def _prepared(self, portion: Iterable[Step]) -> deque[Step]:
+        """Do what needs no lock, and return the steps: record the names that are about to be made, where a killed
+        server would leave one without its record, and read what files of snapshots are made of. By the size and time in
+        the record the name is told from a file that another program makes."""
+        steps = deque[Step]()
+        for step in portion:
+            if step.word in _NAMES and not asks_first(self._volume):
+                step = step._replace(record=self._record_new(step, step.node, _left(step)))
+                self._early.add(step.record)
+            steps.append(step)
+        if self._early:
             self._recorder.history.require()
-        placing.ahead([step.source for step in portion])
+        placing.ahead([step.source for step in steps])
+        return steps
 
     def _some(self, kind: _Kind, waiting: deque[Step]) -> None:
         """Make those steps of a portion that are waiting, as many as `HELD_S` allows, as one change of their volume.
@@ -310,9 +312,7 @@ class _Making:
         What must not be done with the lock held is done before: to write a large file, and to wait for processes that
         have just opened one.
         """
-        step = waiting[0]
-        volume = self._volumes[step.prefix]
-        self._way = self._ways.setdefault(step.prefix, Directories(volume))
+        step, volume = waiting[0], self._volume
         with contextlib.ExitStack() as stack:
             if step.word in _IN_PLACE:
                 stack.enter_context(volume.rewriting(self._as_seen(step, self._way.at(step.path)[2]).node))
@@ -323,12 +323,11 @@ class _Making:
             changes = stack.enter_context(volume.changing())
             self._way.look_again()
             if kind == "together" and len(waiting) > 1:
-                self._make_together(volume, waiting, changes)
+                self._make_together(waiting, changes)
             until_s = time.monotonic() + HELD_S
             while waiting:
                 step = waiting.popleft()
-                self._note_lost(step, self._placed(volume, step, changes))
-                self.made += 1
+                self._note_lost(step, self._placed(step, changes))
                 if time.monotonic() >= until_s:
                     break
             self._way.look_again()
@@ -338,29 +337,26 @@ class _Making:
             path = mount_path(step.prefix, step.path)
             self._lost += [f"'{path}': its {word} could not be kept" for word in placed.lost]
 
-    def _make_together(self, volume: Volume, steps: deque[Step], changes: Changes) -> None:
+    def _make_together(self, steps: deque[Step], changes: Changes) -> None:
         new = []
         for step in steps:
             assert step.source is not None, "it is made of something"
             new.append((Name(*self._way.place(step.path), os.fsdecode(step.path)), step.source))
         errors: list[OSError] = []
-        for number, (step, placed) in enumerate(
-            zip(steps, placing.make_together(volume, new, changes), strict=True), self.made
-        ):
+        for step, placed in zip(steps, placing.make_together(self._volume, new, changes), strict=True):
             if isinstance(placed, OSError):
-                errors.append(self._not_made(number, step, placed))
+                errors.append(self._not_made(step, placed))
                 continue
-            self._is_made(volume, number, step, placed)
+            self._is_made(step, placed)
             self._note_lost(step, placed)
         if errors:
             raise next((error for error in errors if error.errno != errno.ECANCELED), errors[0])
-        self.made += len(steps)
         steps.clear()
 
-    def _placed(self, volume: Volume, step: Step, changes: Changes) -> Placed | None:
-        shown = os.fsdecode(step.path)
+    def _placed(self, step: Step, changes: Changes) -> Placed | None:
+        shown, volume = os.fsdecode(step.path), self._volume
         if step.word in _NAMES:
-            return self._new(volume, step, changes)
+            return self._new(step, changes)
         parent, name, attr = self._way.at(step.path)
         if step.word == "clean":
             if attr is not None:
@@ -373,7 +369,7 @@ class _Making:
                 self._way.forget(step.path)
                 placing.remove(volume, parent, name, attr, changes, shown)
             case "rename" | "exchange":
-                self._rename(volume, step, Name(parent, name, shown), attr, changes)
+                self._rename(step, Name(parent, name, shown), attr, changes)
             case "overwrite" | "merge":
                 assert step.source is not None, "its bytes come from somewhere"
                 self._record_change("content", step, attr.node, attr)
@@ -393,62 +389,62 @@ class _Making:
     def _record_change(
         self, kind: RecordKind, step: Step, node: int, before: Attr | None = None, **fields: Any
     ) -> None:
-        volume = self._volumes[step.prefix]
-        self._recorder.add_step(self._call, step.prefix, kind, volume, step.path, node, before, **fields)
-        if not asks_first(volume) and step.prefix not in self._recorder.logged:
+        self._recorder.add_step(self._call, step.prefix, kind, self._volume, step.path, node, before, **fields)
+        if not asks_first(self._volume) and step.prefix not in self._recorder.logged:
             self._recorder.history.require()
 
-    def _new(self, volume: Volume, step: Step, changes: Changes) -> Placed:
+    def _new(self, step: Step, changes: Changes) -> Placed:
         """Make a file, or give one another name."""
         parent, name = self._way.place(step.path)
-        shown = os.fsdecode(step.path)
+        shown, volume = os.fsdecode(step.path), self._volume
         try:
             if step.source is not None:
                 placed = placing.make(volume, parent, name, step.source, changes, shown)
             else:
                 there = volume.getattr(step.node) if step.node else self._as_seen(step, self._way.at(step.to_path)[2])
-                if self.made in self._numbers:  # before it is made: the answer may be lost
-                    self._recorder.history.set_after({self._numbers[self.made]: stamp_of(there)})
+                if step.record:  # before it is made: the answer may be lost
+                    self._recorder.history.set_after({step.record: stamp_of(there)})
                 placed = placing.link(volume, there.node, parent, name, changes, shown)
         except OSError as error:
-            raise self._not_made(self.made, step, error) from None
-        self._is_made(volume, self.made, step, placed)
+            raise self._not_made(step, error) from None
+        self._is_made(step, placed)
         return placed
 
-    def _is_made(self, volume: Volume, number: int, step: Step, placed: Placed) -> None:
-        """Record what the step of a number has made."""
-        attr, record, is_link = placed.attr, self._numbers.pop(number, None), step.word == "link"
+    def _is_made(self, step: Step, placed: Placed) -> None:
+        """Record what a step has made."""
+        attr, record, is_link = placed.attr, step.record, step.word == "link"
+        self._early.discard(record)
+        known = self._recorder.of(self._volume)
         if not is_link:
-            self._recorder.of(volume).own(self._call, attr.node, MADE)
+            known.own(self._call, attr.node, MADE)
         after = stamp_of(attr) if is_link or stat.S_ISREG(attr.mode) else None
-        if record is None:
+        if not record:
             record = self._record_new(step, attr.node, after)
         elif after is not None and not is_link:
             self._recorder.history.set_after({record: after})
         if step.file:
-            now = self._recorder.of(volume).identity(attr) or b"%d" % attr.node
-            self._recorder.history.note_return(record, step.file, now)
+            self._recorder.history.note_return(record, step.file, known.identity(attr) or b"%d" % attr.node)
 
-    def _not_made(self, number: int, step: Step, error: OSError) -> OSError:
+    def _not_made(self, step: Step, error: OSError) -> OSError:
         """Return the error to raise for a name that was not made. Where it may have been, for an answer was lost, the
         record stays; a file that is not as it says is somebody else's."""
         if isinstance(error, FileExistsError):
             return _changed(step, "has been made anew")
         if error.errno in UNSURE:
-            self._numbers.pop(number, None)
+            self._early.discard(step.record)
         return error
 
-    def _rename(self, volume: Volume, step: Step, old: Name, attr: Attr, changes: Changes) -> None:
+    def _rename(self, step: Step, old: Name, attr: Attr, changes: Changes) -> None:
         parent, name, there = self._way.at(step.to_path)
         is_exchange = step.word == "exchange"
         if (there is not None) != is_exchange:
             raise _changed(step, "has been made anew" if there is not None else "is not there any more")
-        flags = RENAME_EXCHANGE if is_exchange else RENAME_NOREPLACE if volume.features.rename else 0
+        flags = RENAME_EXCHANGE if is_exchange else RENAME_NOREPLACE if self._volume.features.rename else 0
         kind: RecordKind = "exchange" if is_exchange else "rename"
         self._record_change(kind, step, attr.node, to_path=step.to_path)
         if attr.is_dir or (there is not None and there.is_dir):
             self._way.forget()
-        placing.rename(volume, old, Name(parent, name, os.fsdecode(step.to_path)), attr, changes, flags)
+        placing.rename(self._volume, old, Name(parent, name, os.fsdecode(step.to_path)), attr, changes, flags)
 
     def _as_seen(self, step: Step, attr: Attr | None) -> Attr:
         """Return the attributes of what is at the path of a step, which is as the plan has found it."""

@@ -76,6 +76,8 @@ class Step(NamedTuple):
     closes: bool = False
     """Not shown to users: the attributes of a directory that a step before has made, when all is in it; a temporary
     name."""
+    record: int = 0
+    """Of `make` and `link`: the number of its record, if that was added before the name is made."""
 
 
 class UndoPlan:
