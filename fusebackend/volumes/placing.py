@@ -26,6 +26,7 @@ import hashlib
 import os
 import stat
 import tempfile
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Final, NamedTuple, Protocol
@@ -55,9 +56,6 @@ TEMPORARY: Final = b".fusebackend-placing-"
 
 STAGED_BYTES = 1 << 20
 """A larger file is written with the lock free: to write so many bytes takes about a millisecond."""
-
-AHEAD_BYTES: Final = 2 << 20
-"""Files of snapshots are read in portions of so many bytes."""
 
 HOLE_BYTES: Final = 64 << 10
 """Zeros of a whole block of this size are not written to a new file."""
@@ -156,20 +154,15 @@ def whole(source: Source) -> bytes:
     return b"".join(filled(source.pieces())).ljust(source.state.size, b"\0")
 
 
-def ahead(sources: Sequence[Source | None]) -> int:
-    """Read the small files of snapshots among the next sources together, as many as `AHEAD_BYTES` allow: one by one,
-    each takes a query. Returns the number of sources that were looked at."""
-    nodes: dict[LooksAhead, list[int]] = {}
-    taken = size = 0
-    while taken < len(sources) and size <= AHEAD_BYTES:
-        source = sources[taken]
-        taken += 1
+def ahead(sources: Iterable[Source | None]) -> None:
+    """Read the begin of each file of a snapshot among some sources, together: one by one, each takes a query. It is in
+    memory at once."""
+    nodes = defaultdict[LooksAhead, list[int]](list)
+    for source in sources:
         if isinstance(source, NodeSource) and isinstance(source.volume, LooksAhead):
-            nodes.setdefault(source.volume, []).append(source.node)
-            size += min(source.state.size, CHUNK_BYTES)
+            nodes[source.volume].append(source.node)
     for volume, wanted in nodes.items():
         volume.ahead(wanted, contents=True)
-    return taken
 
 
 # -- placing -----------------------------------------------------------------------------------------------------
