@@ -240,7 +240,7 @@ class UndoPlan:
                 raise _NotTakenBack(f"is not empty: '{os.fsdecode(left)}' is in it")
             for name in names:  # an undo that was killed has left it
                 self.steps.append(Step("clean", tree.prefix, record.path + b"/" + name, closes=True))
-        self.steps.append(Step("remove", tree.prefix, record.path, seen=place.file.expected))
+        self.steps.append(Step("remove", tree.prefix, record.path, seen=place.file.seen))
         place.put(None)
 
     def _make(self, tree: PlannedTree, record: Record, path: bytes) -> None:
@@ -254,11 +254,11 @@ class UndoPlan:
         is_dir = stat.S_ISDIR(before.mode)
         if place.file is not None:
             has_less = not is_dir and place.file.links < before.nlink  # it is another name of the same file
-            if has_less or not _is_restored(place.file.stamp, before):
+            if has_less or not _is_restored(place.file.now, before):
                 raise _NotTakenBack("has been made anew")
             if is_dir:
                 self._closing[place.file] = tree.prefix
-                place.file.state = before
+                place.file.become(before)
             elif key := self._key(tree, record):  # its other names may not be there yet
                 self._made[tree.prefix, key] = place.file
             place.file.places += (place,)
@@ -372,7 +372,7 @@ class UndoPlan:
             # A conflict now, and not when the file is renamed back.
             self._source(tree, record)
             self._twin(tree, record)
-        self.steps.append(Step("rename", tree.prefix, record.to_path, record.path, seen=new.file.expected))
+        self.steps.append(Step("rename", tree.prefix, record.to_path, record.path, seen=new.file.seen))
         old.put(new.file)
         new.put(None)
         if record.before is not None:
@@ -387,7 +387,7 @@ class UndoPlan:
         if record.number > tree.earlier and record.node and one.file.node == record.node:
             return
         self._require_left(other, other.file, record)
-        self.steps.append(Step("exchange", tree.prefix, record.path, record.to_path, seen=one.file.expected))
+        self.steps.append(Step("exchange", tree.prefix, record.path, record.to_path, seen=one.file.seen))
         file, other_file = one.file, other.file
         one.put(other_file)
         other.put(file)
@@ -398,16 +398,16 @@ class UndoPlan:
             raise _NotTakenBack("is no regular file any more")
         self._require_left(place, file, record)
         source = self._source(tree, record)
-        self.steps.append(Step("overwrite", tree.prefix, record.path, source=source, seen=file.expected))
-        file.state = before
+        self.steps.append(Step("overwrite", tree.prefix, record.path, source=source, seen=file.seen))
+        file.become(before)
         self._note_bytes(tree, file, record)
 
     def _attributes(self, tree: PlannedTree, record: Record) -> None:
         place, file, before = self._there(tree, record)
         self._require_left(place, file, record)
         if file not in self._closing:
-            self.steps.append(Step("attributes", tree.prefix, record.path, state=before, seen=file.expected))
-        file.state = before
+            self.steps.append(Step("attributes", tree.prefix, record.path, state=before, seen=file.seen))
+        file.become(before)
 
     def _there(self, tree: PlannedTree, record: Record) -> tuple[PlannedName, PlannedFile, State]:
         place = tree.at(record.path)
@@ -424,7 +424,7 @@ class UndoPlan:
         if after is None or file.checked:
             return
         file.checked = True
-        found = file.expected
+        found = file.seen
         if found is None or place.is_moved:
             return
         same = found[:3] == after[:3] if file.is_dir else found == after
@@ -457,9 +457,9 @@ class UndoPlan:
         if at_path != path or first.kind not in ("content", "rename"):
             return False
         file = None if place is None else place.file
-        if file is None or file.expected is None or not file.is_regular:
+        if file is None or file.seen is None or not file.is_regular:
             return False
-        if max(file.expected.size, record.before.size, first.before.size) > MERGED_BYTES:
+        if max(file.seen.size, record.before.size, first.before.size) > MERGED_BYTES:
             return False
         base = self._images.source(self._history, tree.volume, first)
         theirs = self._images.source(self._history, tree.volume, record)
@@ -470,12 +470,12 @@ class UndoPlan:
         if not is_clean:
             return False
         source = BytesSource(ours.state, merged)
-        self.steps.append(Step("merge", tree.prefix, path, source=source, seen=file.expected))
-        file.state = source.state
+        self.steps.append(Step("merge", tree.prefix, path, source=source, seen=file.seen))
+        file.become(source.state)
         return True
 
 
-def _is_restored(found: Stamp, before: State) -> bool:
+def _is_restored(found: Stamp | State, before: State) -> bool:
     """Return True if a file is the one with this state; of a directory only that it is one."""
     if stat.S_IFMT(found.mode) != stat.S_IFMT(before.mode):
         return False
@@ -526,7 +526,8 @@ class PlannedFile:
     Attributes:
         node: in the volume; 0 if a step has made it.
         nlink: the number of its names in the volume.
-        state: what it is when the steps are made; None for what it is in the volume.
+        seen: what it is in the volume, and when the steps are made; None if a step makes or changes it.
+        state: what it is when the steps are made, if a step makes or changes it; see `become`.
         source, why_lost: its bytes then, of a state before a call. Both empty: those in the volume.
         checked: it was compared with what its call has left.
         links: the number of its names when the steps are made.
@@ -535,11 +536,11 @@ class PlannedFile:
             end. It may have left them.
     """
 
-    __slots__ = ("_found", "checked", "links", "names", "nlink", "node", "places", "source", "state", "why_lost")
+    __slots__ = ("checked", "links", "names", "nlink", "node", "places", "seen", "source", "state", "why_lost")
 
     def __init__(self, attr: Attr | None, state: State | None = None) -> None:
         self.node, self.nlink = (0, 0) if attr is None else (attr.node, attr.nlink)
-        self._found = None if attr is None else stamp_of(attr)
+        self.seen = None if attr is None else stamp_of(attr)
         self.state = state
         self.source: Source | None = None
         self.why_lost = ""
@@ -548,13 +549,16 @@ class PlannedFile:
         self.names: dict[bytes, PlannedName] = {}
         self.places: tuple[PlannedName, ...] = ()
 
+    def become(self, state: State) -> None:
+        """Have a step change it."""
+        self.seen, self.state = None, state
+
     @property
-    def stamp(self) -> Stamp:
+    def now(self) -> Stamp | State:
         """What it is when the steps are made."""
-        if self.state is not None:
-            return stamp_of(self.state)
-        assert self._found is not None, "a file that is made has a state"
-        return self._found
+        found = self.seen or self.state
+        assert found is not None, "a file that is made has a state"
+        return found
 
     @property
     def place(self) -> PlannedName | None:
@@ -563,16 +567,11 @@ class PlannedFile:
 
     @property
     def is_dir(self) -> bool:
-        return stat.S_ISDIR(self.stamp.mode)
+        return stat.S_ISDIR(self.now.mode)
 
     @property
     def is_regular(self) -> bool:
-        return stat.S_ISREG(self.stamp.mode)
-
-    @property
-    def expected(self) -> Stamp | None:
-        """That of the file in the volume, if no step has changed it."""
-        return self.stamp if self.state is None else None
+        return stat.S_ISREG(self.now.mode)
 
 
 @dataclass(eq=False, slots=True)

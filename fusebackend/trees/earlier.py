@@ -149,8 +149,9 @@ class RecordedVolume(GivesPieces):
 
     def _give(self, file: PlannedFile, record: Record) -> None:
         assert record.before is not None, "a change has the state before it"
-        file.state, image = record.before, record.image
-        if not stat.S_ISREG(file.state.mode):
+        image = record.image
+        file.become(record.before)
+        if not file.is_regular:
             return
         if record.kind == "attributes":
             file.why_lost = file.why_lost or ("" if file.source or file.node else _UNKNOWN)
@@ -194,7 +195,8 @@ class RecordedVolume(GivesPieces):
             is_counted = place.is_moved or attr.node in self._counted
             if not self._is_newer(file, attr.mode, attr.mtime_ns if is_counted else attr.ctime_ns):
                 return attr
-            file.state, file.why_lost = state_of(self._live, attr), _UNKNOWN
+            file.become(state_of(self._live, attr))
+            file.why_lost = _UNKNOWN
         number = file.node or self._numbers.setdefault(file, _FIRST_OWN + len(self._numbers))
         self._known.setdefault(number, place)
         return self.getattr(number)
