@@ -90,9 +90,6 @@ VERSION: Final = 3
 RETURNED: Final = b">"
 """Between the two identities of a file that an undo has brought back: the one before, and the one since."""
 
-OF_RECORD: Final = "#"
-"""The name of an image in its record begins so; the number of the record follows."""
-
 _LOST: Final = frozenset({"change", "left", "returned"})
 """Events that are given up where too many can't be written: a gap says so."""
 
@@ -785,7 +782,7 @@ class HistoryFile:
         all would be too deep for SQLite beyond some 330."""
         found: set[int] = set()
         for condition, values in self._at(paths):
-            calls = self._found(f"SELECT DISTINCT call FROM records WHERE {condition}", values)
+            calls = self._read(f"SELECT DISTINCT call FROM records WHERE {condition}", values)
             found.update(number for (number,) in calls)
         return json.dumps(sorted(found))
 
@@ -1049,15 +1046,14 @@ class HistoryFile:
         """Return the names of images in a place that records need: files, or snapshots."""
         return {_text(name) for (name,) in self._read("SELECT DISTINCT name FROM records WHERE place = ?", (place,))}
 
-    def image_data(self, image: Image) -> bytes:
-        """Return the bytes of an image in its record (`Image.data`).
+    def image_data(self, number: int) -> bytes:
+        """Return the bytes of an image that the record of a number has (`Image.data`).
 
         Raises:
             OSError: EIO, they are gone.
         """
-        number = int(image.name.removeprefix(OF_RECORD))
         statement = "SELECT bytes FROM events WHERE number = ? AND path NOTNULL AND bytes NOTNULL"  # by the index
-        for (data,) in self._found(statement, (number,)):
+        for (data,) in self._read(statement, (number,), flushed=True):
             return bytes(data)
         raise OSError(errno.EIO, "the bytes have been deleted")
 
@@ -1067,19 +1063,21 @@ class HistoryFile:
         ((found,),) = self._read("SELECT coalesce(sum(length(bytes)), 0) FROM events WHERE place = 'file'", ())
         return int(found)
 
-    def _read(self, statement: str, values: Sequence[Any]) -> list[tuple[Any, ...]]:
-        self.flush()
-        return self._found(statement, values)
+    def _read(self, statement: str, values: Sequence[Any], *, flushed: bool = False) -> list[tuple[Any, ...]]:
+        """Return the rows of a question.
+
+        Args:
+            flushed: it asks for what is written for sure, such as what a record says that was read before. An undo asks
+                for the bytes of each file, and has added a record for the one before.
+        """
+        if not flushed:
+            self.flush()
+        with self._reading, self._read_errors:
+            return self._reader.execute(statement, [sqlite.bound(value) for value in values]).fetchall()
 
     def _numbers(self, statement: str, *values: Any) -> list[int]:
         """`_read` of one column."""
         return [number for (number,) in self._read(statement, values)]
-
-    def _found(self, statement: str, values: Sequence[Any]) -> list[tuple[Any, ...]]:
-        """`_read` of what is written for sure, such as what a record says that was read before. An undo asks for the
-        bytes of each file, and has written a record for the one before."""
-        with self._reading, self._read_errors:
-            return self._reader.execute(statement, [sqlite.bound(value) for value in values]).fetchall()
 
     def at(self, paths: Iterable[AgentPath]) -> list[Record]:
         """Return the records of changes at or below paths of the mount."""
@@ -1284,7 +1282,7 @@ def _record_of(row: Sequence[Any]) -> Record:
     if payload is not None:
         *words, target = decode(payload)
         before = State._make((*words, {} if secret is None else decode(secret), target))
-    kept = None if image[0] is None else Image(image[0], _text(image[1]) or f"{OF_RECORD}{number}", image[2])
+    kept = None if image[0] is None else Image(image[0], _text(image[1]) or "", image[2])
     after = None if stamp is None else Stamp(*decode(stamp))
     return Record(
         number, call, time_ns, AgentPath(os.fsdecode(route)), kind, path, to_path or b"", node, bool(linked), before,

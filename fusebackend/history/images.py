@@ -25,7 +25,7 @@ from typing import Final, NamedTuple
 
 from fusebackend.base.context import closing_fd
 from fusebackend.base.waiting import will_wait
-from fusebackend.history.history_file import OF_RECORD, HistoryFile
+from fusebackend.history.history_file import HistoryFile
 from fusebackend.history.records import Image, Record, State
 from fusebackend.protocol import Attr, SnapshotVolume, Volume
 from fusebackend.volumes.contents import data_pieces
@@ -67,10 +67,10 @@ class _RecordSource(NamedTuple):
 
     state: State
     history: HistoryFile
-    image: Image
+    number: int
 
     def pieces(self) -> Iterator[tuple[int, bytes]]:
-        yield 0, self.history.image_data(self.image)
+        yield 0, self.history.image_data(self.number)
 
 
 class Images:
@@ -117,8 +117,8 @@ class Images:
         if state is None or image is None:
             return None
         if image.place == "file":
-            if image.name.startswith(OF_RECORD):
-                return _RecordSource(state, history, image)
+            if not image.name:
+                return _RecordSource(state, history, record.number)
             path = self.path(image)
             return KeptSource(state, path) if os.path.exists(path) else None
         if image.place != "snapshot" or not isinstance(volume, SnapshotVolume):

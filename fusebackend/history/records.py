@@ -89,11 +89,11 @@ class Image(NamedTuple):
     """`snapshot`: the route's snapshot `name` has them in its node `node`. `file`: the file `name` in the directory of
     the history has them, or their record itself. `lost`: nobody has; `name` says why (too large, an error)."""
     name: str
-    """Empty until a record with `data` is read again (`HistoryFile.image_data`)."""
+    """Empty for bytes in the record (`HistoryFile.image_data`)."""
     node: int = 0
     """Of the file: says which one a name led to that comes back as a link."""
     data: bytes | None = None
-    """The bytes of a small file, for its record."""
+    """The bytes of a small file, for its record; None in a record that is read again."""
 
 
 class Kept(NamedTuple):

@@ -7,7 +7,7 @@ import stat
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from fusebackend.history.history_file import OF_RECORD, HistoryFile
+from fusebackend.history.history_file import HistoryFile
 from fusebackend.history.records import Image, Record, State
 from fusebackend.protocol import ROOT_NODE, SnapshotVolume, Volume
 from fusebackend.testing.by_path import content, walk
@@ -55,13 +55,15 @@ def shown(tree: Tree) -> dict[bytes, tuple[int, bytes, bytes, dict[bytes, bytes]
     return {path: (file.mode, file.data, file.target, file.xattrs) for path, file in tree.items()}
 
 
-def bytes_of(volume: Volume, history: HistoryFile, place: Callable[[Image], str], image: Image) -> bytes:
+def bytes_of(
+    volume: Volume, history: HistoryFile, place: Callable[[Image], str], record: Record, image: Image
+) -> bytes:
     assert image.place != "lost", image.name
     if image.place == "snapshot":
         assert isinstance(volume, SnapshotVolume)
         return read(volume.snapshot(image.name), image.node)
-    if image.name.startswith(OF_RECORD):
-        return history.image_data(image)
+    if not image.name:
+        return history.image_data(record.number)
     with open(place(image), "rb") as file:
         return file.read()
 
@@ -94,7 +96,7 @@ class Replay:
         assert record.before is not None
         file.give(record.before)
         if record.image is not None:
-            file.data = bytes_of(self._volume, self._history, self._place, record.image)
+            file.data = bytes_of(self._volume, self._history, self._place, record, record.image)
             assert len(file.data) == record.before.size
 
     def _create(self, record: Record) -> None:

@@ -101,14 +101,13 @@ def test_the_bytes_of_small_files_are_in_their_records(history, monkeypatch):
         for size in sizes
     ]
     assert history.written() == numbers[-1] + 1, "so many bytes do not wait in memory"
-    images = [record.image for record in history.records(call)]
-    assert images == [Image("file", f"#{number}", 5) for number in numbers]
-    assert [len(history.image_data(each)) for each in images] == sizes
+    assert [record.image for record in history.records(call)] == [Image("file", "", 5)] * len(sizes)
+    assert [len(history.image_data(each)) for each in numbers] == sizes
     assert (history.image_bytes, history.verify().problems) == (120, [])
     history.forget_contents([AgentPath("/60")], {})
     assert history.image_bytes == 0
     with pytest.raises(OSError, match="have been deleted"):
-        history.image_data(images[1])
+        history.image_data(numbers[1])
 
 
 def test_records_without_a_stamp_are_found_in_portions(history):

@@ -120,7 +120,7 @@ def test_a_verb_asks_the_file_of_the_history_for_nothing(place, monkeypatch, nam
     for path in ("/file", "/disk/file"):
         place.backend.write(path, "one\n")
     with monkeypatch.context() as patched:
-        patched.setattr(place.history, "_found", lambda *_: pytest.fail("it was asked"))
+        patched.setattr(place.history, "_read", lambda *_: pytest.fail("it was asked"))
         place.do(*(("write", name, "one\n") if name.endswith("new") else ("edit", name, "one", "two")))
     (call,) = place.history.calls()
     assert call.ended_ns is not None
