@@ -98,7 +98,7 @@ def overlapping(
     below, and of moves above, only the last counts.
 
     Args:
-        pairs: further ones, by their numbers: of ours, of theirs.
+        pairs: further ones, by their numbers: of ours, and of those that may be in its way, if they are among theirs.
     """
     at = defaultdict[tuple[bytes, bytes], list[Touch]](list)
     for each in ours:
@@ -107,7 +107,8 @@ def overlapping(
     numbered = {other.number: other for other in theirs}
     found = defaultdict[int, list[Touch]](list)
     for number, further in pairs:
-        found[number].append(numbered[further])
+        if further in numbered:
+            found[number].append(numbered[further])
     moves = defaultdict[tuple[bytes, bytes], list[Touch]](list)
     passed: set[tuple[bytes, bytes, int]] = set()
     for other in sorted(theirs, reverse=True):

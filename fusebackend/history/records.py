@@ -124,6 +124,11 @@ class Stamp(NamedTuple):
     size: int
     mtime_ns: int
 
+    def is_that_of(self, found: Stamp) -> bool:
+        """Return True if nothing has changed. The size and the time of a directory follow from its names."""
+        known = 3 if stat.S_ISDIR(self.mode) else 5
+        return found[:known] == self[:known]
+
 
 def stamp_of(file: State | Attr) -> Stamp:
     return Stamp(file.mode, file.uid, file.gid, file.size, file.mtime_ns)
@@ -152,6 +157,11 @@ class Record(NamedTuple):
     identity: bytes = b""
     """As in `Kept`; of a file that an undo has made, that of the earlier one before it, see `HistoryFile.note_return`.
     Empty if nothing is known."""
+
+    @property
+    def earlier_path(self) -> bytes:
+        """The path of the file whose earlier state it has."""
+        return self.to_path if self.kind == "rename" else self.path
 
     @property
     def earlier_node(self) -> int:

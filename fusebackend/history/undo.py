@@ -69,11 +69,8 @@ _IN_PLACE: Final = ("overwrite", "merge")
 _Kind: TypeAlias = Literal["alone", "together", "any", "names", "others"]
 """See `_Making._route_and_kind`."""
 
-_WORDS: Final = {
-    "make": "create", "link": "create", "remove": "remove", "rename": "rename", "exchange": "rename",
-    "overwrite": "replace", "merge": "merge", "attributes": "attributes",
-}  # fmt: skip
-"""Of a step → of `UndoneChange`."""
+_WORDS: Final = {"make": "create", "link": "create", "exchange": "rename", "overwrite": "replace"}
+"""Of a step → of `UndoneChange`, where they differ."""
 
 
 class Undo:
@@ -450,8 +447,7 @@ class _Making:
         """Return the attributes of what is at the path of a step, which is as the plan has found it."""
         if attr is None:
             raise _changed(step, "is not there any more")
-        known = 3 if attr.is_dir else 5  # of a directory, not the size and the time
-        if step.seen is not None and stamp_of(attr)[:known] != step.seen[:known]:
+        if step.seen is not None and not step.seen.is_that_of(stamp_of(attr)):
             raise _changed(step, "has changed in this moment")
         return attr
 
@@ -470,6 +466,7 @@ def _changed(step: Step, how: str) -> OSError:
 
 
 def _shown(step: Step) -> UndoneChange:
-    if step.word in ("rename", "exchange"):
-        return UndoneChange("rename", mount_path(step.prefix, step.to_path), mount_path(step.prefix, step.path))
-    return UndoneChange(_WORDS[step.word], mount_path(step.prefix, step.path))
+    word, path = _WORDS.get(step.word, step.word), mount_path(step.prefix, step.path)
+    if word == "rename":
+        return UndoneChange(word, mount_path(step.prefix, step.to_path), path)
+    return UndoneChange(word, path)

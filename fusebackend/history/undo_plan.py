@@ -125,15 +125,16 @@ class UndoPlan:
 
     def add(self, calls: Sequence[int]) -> None:
         """Plan for calls, by their numbers."""
-        records = sorted(record for number in calls for record in self._history.records(number))
+        records = sorted((record for number in calls for record in self._history.records(number)), reverse=True)
         theirs = self._history.overlaps(calls)
-        for count, record in enumerate(reversed(records)):
-            if count % LOOKED_AT_ONCE == 0:
-                self._look_ahead(records[max(0, len(records) - count - LOOKED_AT_ONCE) : len(records) - count])
-            try:
-                self._add(record, theirs.get(record.number, ()))
-            except _NotTakenBack as conflict:
-                self._refuse(record, conflict)
+        for start in range(0, len(records), LOOKED_AT_ONCE):
+            portion = records[start : start + LOOKED_AT_ONCE]
+            self._look_ahead(portion)
+            for record in portion:
+                try:
+                    self._add(record, theirs.get(record.number, ()))
+                except _NotTakenBack as conflict:
+                    self._refuse(record, conflict)
         for file, prefix in self._hollow.items():
             if file.place is not None:
                 why = "can't come back, for its earlier bytes were not recorded"
@@ -164,9 +165,9 @@ class UndoPlan:
     def _refuse(self, record: Record, conflict: _NotTakenBack) -> None:
         path, call = conflict.path, conflict.call
         if path is None:
-            path = record.to_path if record.kind == "rename" else record.path
+            path = record.earlier_path
         if call is None and len(self.conflicts) < NAMED_CONFLICTS:
-            call = next((each.call for each in reversed(self._history.later(record, path))), None)
+            call = self._history.later(record, path)
         found = UndoConflict(
             mount_path(record.prefix, path), conflict.reason, None if call is None else f"c{call}"
         )  # fmt: skip
@@ -424,11 +425,7 @@ class UndoPlan:
         if after is None or file.checked:
             return
         file.checked = True
-        found = file.seen
-        if found is None or place.is_moved:
-            return
-        same = found[:3] == after[:3] if file.is_dir else found == after
-        if not same:
+        if file.seen is not None and not place.is_moved and not after.is_that_of(file.seen):
             raise _NotTakenBack("has changed since")
 
     # -- earlier bytes -------------------------------------------------------------------------------------------
@@ -449,13 +446,12 @@ class UndoPlan:
 
         Its base are the bytes that the call left. They are those before the first change by another call.
         """
-        path = record.to_path if record.kind == "rename" else record.path
-        if record.kind not in ("content", "rename") or record.before is None or first.before is None:
+        path = record.earlier_path
+        if record.before is None or first.before is None or first.earlier_path != path:
+            return False
+        if not {record.kind, first.kind} <= {"content", "rename"}:
             return False
         place = tree.at(path)
-        at_path = first.to_path if first.kind == "rename" else first.path
-        if at_path != path or first.kind not in ("content", "rename"):
-            return False
         file = None if place is None else place.file
         if file is None or file.seen is None or not file.is_regular:
             return False
