@@ -745,12 +745,11 @@ class HistoryFile:
         if wanted.paths:
             is_main, values = "1", []
         of_paths = [self._calls_at(wanted.paths)] if wanted.paths else []
-        by = sqlite.bound(wanted.by)
         ended = wanted.ended_after_ns is not None
         conditions = [
             (True, (_SHOWN if wanted.with_requests else _CHANGED).format(is_main), values),
-            (wanted.by, _IS_BY, [by, by]),
-            (wanted.thread, "said(payload, 2) = ?", [sqlite.bound(wanted.thread)]),
+            (wanted.by, _IS_BY, [wanted.by, wanted.by]),
+            (wanted.thread, "said(payload, 2) = ?", [wanted.thread]),
             (wanted.first is not None, "calls.number >= ?", [wanted.first]),
             (wanted.since_ns is not None, "coalesce(ended_ns, ?) >= ?", [1 << 62, wanted.since_ns]),
             (wanted.until_ns is not None, "began_ns < ?", [wanted.until_ns]),

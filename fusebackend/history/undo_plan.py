@@ -198,7 +198,7 @@ class UndoPlan:
             case "create":
                 self._remove(tree, record)
             case "remove":
-                self._make(tree, record, record.path)
+                self._make(tree, record)
             case "rename":
                 self._rename(tree, record)
             case "exchange":
@@ -244,46 +244,58 @@ class UndoPlan:
         self.steps.append(Step("remove", tree.prefix, record.path, seen=place.file.seen))
         place.put(None)
 
-    def _make(self, tree: PlannedTree, record: Record, path: bytes) -> None:
-        """Plan for a file that comes back. Its bytes may come later: an earlier record of its call leads to them."""
-        before = record.before
+    def _make(self, tree: PlannedTree, record: Record) -> None:
+        """Plan for a name that was removed."""
+        before, place = record.before, tree.at(record.path)
         if before is None:
             raise _NotTakenBack("was there, and its history does not say what it was")
-        place = tree.at(path)
         if place is None:
             raise _NotTakenBack("was in a directory that is not there any more")
-        is_dir = stat.S_ISDIR(before.mode)
-        if place.file is not None:
-            has_less = not is_dir and place.file.links < before.nlink  # it is another name of the same file
-            if has_less or not _is_restored(place.file.now, before):
-                raise _NotTakenBack("has been made anew")
-            if is_dir:
-                self._closing[place.file] = tree.prefix
-                place.file.become(before)
-            elif key := self._key(tree, record):  # its other names may not be there yet
-                self._made[tree.prefix, key] = place.file
-            place.file.places += (place,)
-            return  # the change was not made, though it was recorded: the server was killed in between
-        key = self._key(tree, record)
-        if (twin := self._twin(tree, record)) is not None:
-            # A name of it, if one is known: the node may go with a name that a step before removes.
-            by_node = Step("link", tree.prefix, path, node=twin.node)
-            self.steps.append(by_node if twin.place is None else by_node._replace(to_path=twin.place.path, node=0))
-            place.put(twin)
+        if place.file is None:
+            self._bring_back(tree, record, place, self._earlier(tree, record))
             return
-        source = self._source(tree, record)
+        # Else the change was not made, though it was recorded: the server was killed in between.
+        is_dir = stat.S_ISDIR(before.mode)
+        has_less = not is_dir and place.file.links < before.nlink  # it is another name of the same file
+        if has_less or not _is_restored(place.file.now, before):
+            raise _NotTakenBack("has been made anew")
+        if is_dir:
+            self._closing[place.file] = tree.prefix
+            place.file.become(before)
+        elif key := self._key(tree, record):  # its other names may not be there yet
+            self._made[tree.prefix, key] = place.file
+        place.file.places += (place,)
+
+    def _earlier(self, tree: PlannedTree, record: Record) -> PlannedFile | Source:
+        """Return what a file that is not at its path any more comes back from: the file itself, which has other names,
+        or its state."""
+        return self._twin(tree, record) or self._source(tree, record)
+
+    def _bring_back(self, tree: PlannedTree, record: Record, place: PlannedName, earlier: PlannedFile | Source) -> None:
+        """Plan for a file that comes back to a vacant place. Its bytes may come later: an earlier record of its call
+        leads to them."""
+        before, path = record.before, record.earlier_path
+        assert before is not None, "its state is known"
+        if isinstance(earlier, PlannedFile):
+            link = Step("link", tree.prefix, path, node=earlier.node)
+            if earlier.place is not None:  # the node may go with a name that a step before removes
+                link = Step("link", tree.prefix, path, earlier.place.path)
+            self.steps.append(link)
+            place.put(earlier)
+            return
+        is_dir = stat.S_ISDIR(before.mode)
         if before.nlink > 1 and not is_dir and tree.volume.features.links:
             shown = mount_path(tree.prefix, path)
             self.partly.append(f"'{shown}': its other names are not in the route, so it is a file of its own")
-        file = PlannedFile(None, before)
+        file, key = PlannedFile(None, before), self._key(tree, record)
         self._note_bytes(tree, file, record)
         if is_dir:
             # Closed to its owner, it could not be filled.
-            source = KeptSource(before._replace(mode=before.mode | stat.S_IRWXU))
+            earlier = KeptSource(before._replace(mode=before.mode | stat.S_IRWXU))
             self._closing[file] = tree.prefix
         elif key:
             self._made[tree.prefix, key] = file
-        self.steps.append(Step("make", tree.prefix, path, source=source, file=b"" if is_dir else key))
+        self.steps.append(Step("make", tree.prefix, path, source=earlier, file=b"" if is_dir else key))
         place.put(file)
 
     def _note_bytes(self, tree: PlannedTree, file: PlannedFile, record: Record) -> None:
@@ -369,15 +381,12 @@ class UndoPlan:
         if new.file is None or old is None:
             raise _NotTakenBack("is not there any more")
         self._require_left(new, new.file, record)
-        if record.before is not None:
-            # A conflict now, and not when the file is renamed back.
-            self._source(tree, record)
-            self._twin(tree, record)
+        replaced = None if record.before is None else self._earlier(tree, record)  # a conflict before there is a step
         self.steps.append(Step("rename", tree.prefix, record.to_path, record.path, seen=new.file.seen))
         old.put(new.file)
         new.put(None)
-        if record.before is not None:
-            self._make(tree, record, record.to_path)
+        if replaced is not None:
+            self._bring_back(tree, record, new, replaced)
 
     def _exchange(self, tree: PlannedTree, record: Record) -> None:
         one, other = tree.at(record.path), tree.at(record.to_path)
