@@ -118,9 +118,7 @@ class Undo:
             chosen = self._chosen(calls, wanted or Filter(), every)
             if not chosen:
                 return UndoResult([])
-            numbers = [call.number for call in chosen]
-            halves = self._history.unfinished(numbers)
-            plan = self._plan([*numbers, *halves], merge=merge_lines)
+            plan = self._plan([call.number for call in chosen], merge=merge_lines)
             if not keep_newer:
                 plan.conflicts += plan.refusals()
             result = UndoResult([call.ref for call in chosen], partly=plan.partly)
@@ -130,7 +128,7 @@ class Undo:
             result.kept = plan.conflicts
             result.changes = [_shown(step) for step in plan.steps if not step.closes]
             if not dry_run:
-                self._make(plan, chosen, halves, result)
+                self._make(plan, chosen, result)
             return result
 
     # -- the calls -------------------------------------------------------------------------------------------------
@@ -177,10 +175,9 @@ class Undo:
 
     # -- the steps -------------------------------------------------------------------------------------------------
 
-    def _make(self, plan: UndoPlan, chosen: Sequence[Call], halves: Sequence[int], result: UndoResult) -> None:
-        numbers = [call.number for call in chosen]
+    def _make(self, plan: UndoPlan, chosen: Sequence[Call], result: UndoResult) -> None:
         title = "undo " + " ".join(call.ref for call in chosen)
-        with self._recorder.calls.inside("undo", title, undoes=numbers) as call:
+        with self._recorder.calls.inside("undo", title, undoes=[each.number for each in chosen]) as call:
             try:
                 result.partly += _Making(self._recorder, call).make(plan.steps)
             except BaseException as error:
@@ -193,7 +190,7 @@ class Undo:
                 volumes[prefix].sync()  # else a killed server could lose what its history calls done
             # A number also if nothing was left to do: the calls are undone then, too.
             by = self._recorder.calls.number(call)
-            self._history.mark_undone(halves, by)
+            self._history.mark_undone(plan.unfinished, by)
             for each in reversed(chosen):
                 self._mark(each, by)
         if plan.steps:

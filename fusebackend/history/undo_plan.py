@@ -97,6 +97,7 @@ class UndoPlan:
         left: the directories that stay, with the name of another in each.
         partly: a line for each file that comes back without its other names, which are not in the route.
         snapshots: the names of those that it reads.
+        unfinished: the undos of the calls that were interrupted, which are taken back with them.
     """
 
     def __init__(
@@ -113,6 +114,7 @@ class UndoPlan:
         self.left: list[tuple[str, str]] = []
         self.partly: list[str] = []
         self.snapshots: set[str] = set()
+        self.unfinished: list[int] = []
         self._volumes = volumes
         self._images = images
         self._history = history
@@ -125,8 +127,10 @@ class UndoPlan:
 
     def add(self, calls: Sequence[int]) -> None:
         """Plan for calls, by their numbers."""
-        records = sorted((record for number in calls for record in self._history.records(number)), reverse=True)
-        theirs = self._history.overlaps(calls)
+        self.unfinished = self._history.unfinished(calls)
+        numbers = [*calls, *self.unfinished]
+        records = sorted((record for number in numbers for record in self._history.records(number)), reverse=True)
+        theirs = self._history.overlaps(numbers)
         for start in range(0, len(records), LOOKED_AT_ONCE):
             portion = records[start : start + LOOKED_AT_ONCE]
             self._look_ahead(portion)
@@ -142,7 +146,7 @@ class UndoPlan:
         closing = [(file.place.path, prefix, file.state) for file, prefix in self._closing.items() if file.place]
         for path, prefix, state in sorted(closing, key=lambda each: each[0].count(b"/"), reverse=True):
             self.steps.append(Step("attributes", prefix, path, state=state, closes=True))
-        for number, why in self._history.gaps(calls).items():
+        for number, why in self._history.gaps(numbers).items():
             self.conflicts.append(
                 UndoConflict("/", f"may have more changes of c{number}, which were not recorded: {why}")
             )
@@ -163,9 +167,7 @@ class UndoPlan:
                         frozen.ahead([volume.node_in(name, node) for node in wanted])
 
     def _refuse(self, record: Record, conflict: _NotTakenBack) -> None:
-        path, call = conflict.path, conflict.call
-        if path is None:
-            path = record.earlier_path
+        path, call = conflict.path or record.earlier_path, conflict.call
         if call is None and len(self.conflicts) < NAMED_CONFLICTS:
             call = self._history.later(record, path)
         found = UndoConflict(
@@ -179,8 +181,8 @@ class UndoPlan:
         for prefix in dict.fromkeys(step.prefix for step in self.steps):
             own = [step for step in self.steps if step.prefix == prefix]
             gone = {os.fsdecode(step.path) for step in own if step.word == "remove"}
-            moved = [step.to_path for step in own if step.word == "rename"]
-            new = [os.fsdecode(path) for path in moved + [step.path for step in own if step.word in ("make", "link")]]
+            made = [step for step in own if step.word in ("make", "link", "rename")]
+            new = [os.fsdecode(step.to_path if step.word == "rename" else step.path) for step in made]
             for path, error in refusals(self._volumes[prefix], gone, new):
                 yield UndoConflict(mount_path(prefix, os.fsencode(path)), f"can't be changed: {error.strerror}")
 
@@ -503,10 +505,10 @@ class _NotTakenBack(Exception):
     Args:
         reason: continues a sentence that begins with the path.
         call: in whose way it is, if that is known.
-        path: in the route; None for that of the record, where a rename has brought the file.
+        path: in the route; empty for that of the record, where a rename has brought the file.
     """
 
-    def __init__(self, reason: str, call: int | None = None, path: bytes | None = None) -> None:
+    def __init__(self, reason: str, call: int | None = None, path: bytes = b"") -> None:
         super().__init__(reason)
         self.reason = reason
         self.call = call
