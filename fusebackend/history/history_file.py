@@ -135,8 +135,8 @@ _STANDING: Final = (
     "NOT EXISTS (SELECT 1 FROM calls WHERE calls.number = records.call AND undone_by IS NOT NULL) "
     "AND NOT EXISTS (SELECT 1 FROM undoes WHERE undo = records.call GROUP BY undo HAVING min({0}) {1})"
 )
-"""The records that are not undone, and are of no undo that has only brought back a state of before: of which the least
-of this, in what it took back, compares so."""
+"""The records that are not undone, without those of undos that took back nothing older than something: what is compared
+of each call that they took back, and how."""
 
 FORGET: Final = "forget"
 """Stands for the statements of `events.forget`."""
