@@ -118,8 +118,11 @@ def _make(name: str, agent: Agent) -> None:
     def command(to_file: bool, printed: bool, project: bool, **worktrees: Any) -> None:
         if to_file == printed:
             raise click.UsageError("--install or --print: say which")
-        if worktrees.get("worktrees") and to_file and not project:
-            raise click.UsageError("--worktrees needs --project: elsewhere the agent would get no worktrees at all")
+        if worktrees.get("worktrees"):
+            if to_file and not project:
+                raise click.UsageError("--worktrees needs --project: elsewhere the agent would get no worktrees at all")
+        elif worktrees.get("directory") is not None or worktrees.get("on_remove", "keep") != "keep":
+            raise click.UsageError("--on-remove and --in say how worktrees are: give --worktrees with them")
         hooks = _hooks(agent, **worktrees)
         if printed:
             Output(json=True).document({"hooks": hooks})

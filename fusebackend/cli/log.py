@@ -85,20 +85,19 @@ def log(
     server's own user, who can write the log anew.
     """
     if is_check:
-        if by or since or follow or with_changes or branch:
-            text = "--verify checks the whole log: give no --by, --since, -f, --changes or --branch with it"
+        if words or by or since or follow or with_changes or branch:
+            text = "--verify checks the whole log: give no CALL, PATH, --by, --since, -f, --changes or --branch with it"
             raise click.UsageError(text)
-        _verify(target.locate(words[0], mount) if words else target.here(mount), output)
+        _verify(target.here(mount), output)
         return
     if branch is not None and follow:
         raise click.UsageError("-f follows the calls of the mount: give no --branch with it")
-    outside = words if branch is None else ()
-    calls = [word for word in outside if is_call_name(word)]
-    given = [word for word in outside if not is_call_name(word)]
-    if calls and (given or by or since or follow):
-        raise click.UsageError("a CALL is shown as it is: give no PATH, --by, --since or -f with it")
-    place, paths = target.together(given, mount)
-    named = paths if branch is None else list(words)
+    calls = [word for word in words if is_call_name(word)]
+    given = [word for word in words if not is_call_name(word)]
+    if calls and (given or by or since or follow or branch is not None):
+        raise click.UsageError("a CALL is shown as it is: give no PATH, --by, --since, -f or --branch with it")
+    place, paths = target.together(given if branch is None else (), mount)
+    named = paths if branch is None else given
     asked = _AskedCalls(output, place, by, _since_ns(since), named, limit, branch, with_changes)
     if follow:
         until_end(asked.follow, place.files.has_ended)

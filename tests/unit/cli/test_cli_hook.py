@@ -187,7 +187,12 @@ def test_worktrees(home: Path) -> None:
         settings = json.loads((home / ".claude/settings.json").read_text())
         (removing,) = commands(settings, "WorktreeRemove")
         assert removing.endswith(f"--on-remove {word}") and len(commands(settings, "PreToolUse")) == 1
-    for words in (["codex", "--print", "--worktrees"], ["claude-code", "--install", "--worktrees"]):
+    for words in (
+        ["codex", "--print", "--worktrees"],
+        ["claude-code", "--install", "--worktrees"],
+        ["claude-code", "--print", "--on-remove", "merge"],
+        ["claude-code", "--print", "--in", "/some"],
+    ):
         assert CliRunner().invoke(main, ["hook", *words]).exit_code == 2
 
 
