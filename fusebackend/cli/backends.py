@@ -48,7 +48,8 @@ def _show_protocols() -> None:
     formatter = click.HelpFormatter(width=100)
     formatter.indent()
     formatter.indent()
-    formatter.write_text(f"protocols: {', '.join(found.installed) or 'none'}")
+    if found.installed:
+        formatter.write_text(f"protocols: {', '.join(found.installed)}")
     words: dict[str, list[str]] = {}
     for protocol, need in found.missing.items():
         words.setdefault(need, []).append(protocol)

@@ -92,7 +92,7 @@ from fusebackend.trees.merge.merges import Merges
 from fusebackend.trees.merge.run import MainTree
 from fusebackend.trees.refs import Refs
 from fusebackend.trees.restore import Restores
-from fusebackend.trees.snapshots import Snapshots
+from fusebackend.trees.snapshots import Parts, Snapshots
 from fusebackend.trees.states import States
 from fusebackend.urls import SCHEMES
 from fusebackend.vfs.watch.async_watch import AsyncWatch
@@ -699,14 +699,14 @@ class MountedBackend(ServedMount):
         return self._views.default
 
     def snapshots(self) -> list[SnapshotInfo]:
-        return [self._placed(each.info) for each in self._snapshots.all()]
+        return [self._snapshot_info(each) for each in self._snapshots.all()]
 
     def create_snapshot(self, name: str | None = None) -> SnapshotInfo:
-        return self._placed(self._snapshots.create(name))
+        return self._snapshot_info(self._snapshots.create(name))
 
-    def _placed(self, snapshot: SnapshotInfo) -> SnapshotInfo:
-        """Return what is known of a snapshot with the path of its tree."""
-        return replace(snapshot, path=f"{self.filesystem.tree.trees_path}/{SNAPSHOTS}/{snapshot.name}")
+    def _snapshot_info(self, taken: Parts) -> SnapshotInfo:
+        path = f"{self.filesystem.tree.trees_path}/{SNAPSHOTS}/{taken.name}"
+        return SnapshotInfo(taken.name, taken.time_ns, taken.routes, path)
 
     def delete_snapshots(self, *names: str) -> None:
         self._snapshots.delete(names)

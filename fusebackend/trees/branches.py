@@ -288,7 +288,7 @@ class Branches:
         which the snapshot does not have, None if they are live. Of a call these are all routes."""
         if ref is None:
             return None, None
-        taken = {each.name: each.info.time_ns for each in self._snapshots.all()}
+        taken = {each.name: each.time_ns for each in self._snapshots.all()}
         refs = Refs(taken, began_ns=None if self.past is None else self.past.began_ns)
         moment = None if ref in taken else refs.moment(ref)
         if moment is None:

@@ -57,7 +57,7 @@ class _Tree(ComposedTree):
     def __init__(
         self, trees: SnapshotTrees, parts: Parts, views: Mapping[int, Volume], numbers: tuple[int, ...]
     ) -> None:
-        super().__init__(trees.places, views, parts.info.time_ns, PERMISSIONS)
+        super().__init__(trees.places, views, parts.time_ns, PERMISSIONS)
         self.name = to_name(parts.name)
         self.numbers = numbers  # of the routes' snapshots; 0 for none
         self.blocks: dict[Under, int] = {}  # by route and high bits

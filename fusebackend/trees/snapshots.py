@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 from fusebackend.base.paths import ROOT, AgentPath, to_name, why_no_name
 from fusebackend.history.records import is_call_name
-from fusebackend.protocol import NAME_MAX_BYTES, Snapshot, SnapshotInfo, SnapshotVolume, Volume
+from fusebackend.protocol import NAME_MAX_BYTES, Snapshot, SnapshotVolume, Volume
 from fusebackend.trees.refs import Refs
 
 log = logging.getLogger(__name__)
@@ -72,9 +72,14 @@ class Parts(NamedTuple):
     """Prefix → the snapshot of that route. Those of one volume are the same."""
 
     @property
-    def info(self) -> SnapshotInfo:
-        routes = [prefix if prefix == ROOT else prefix + "/" for prefix in sorted(self.parts)]
-        return SnapshotInfo(self.name, min(part.time_ns for part in self.parts.values()), routes, "")
+    def time_ns(self) -> int:
+        """When the first of them was taken."""
+        return min(part.time_ns for part in self.parts.values())
+
+    @property
+    def routes(self) -> list[str]:
+        """The prefixes, as people are shown them."""
+        return [prefix if prefix == ROOT else prefix + "/" for prefix in sorted(self.parts)]
 
 
 class Snapshots:
@@ -110,14 +115,14 @@ class Snapshots:
     def all(self) -> list[Parts]:
         """Return all snapshots, the oldest first; of one time, as they were taken (a clock may have been set back)."""
         taken = [Parts(name, parts) for name, parts in self._named().items()]
-        return sorted(taken, key=lambda each: each.info.time_ns)
+        return sorted(taken, key=lambda each: each.time_ns)
 
     def find(self, name: str) -> Parts | None:
         """Return the snapshot of a name."""
         parts = self._named().get(name)
         return None if parts is None else Parts(name, parts)
 
-    def create(self, name: str | None = None) -> SnapshotInfo:
+    def create(self, name: str | None = None) -> Parts:
         """Take a snapshot of every route that keeps any: of all of them or, after an error, of none.
 
         Args:
@@ -131,7 +136,7 @@ class Snapshots:
             check_name(name)
         return self.take(name, durably=True)
 
-    def take(self, name: str | None, *, durably: bool) -> SnapshotInfo:
+    def take(self, name: str | None, *, durably: bool) -> Parts:
         """Do what `create` does, for a name that need not be checked.
 
         Args:
@@ -148,7 +153,7 @@ class Snapshots:
             if durably:
                 self._sync(name)
         self.on_change(name)
-        return taken.info
+        return taken
 
     def _given_name(self) -> str:
         name = datetime.fromtimestamp(time.time(), UTC).strftime(_GIVEN_NAME)

@@ -115,7 +115,7 @@ class States:
         if parts is None:
             raise OSError(errno.ENOENT, f"there is no snapshot '{ref.name}'")
         views = {prefix: self._snapshots.volumes[prefix].snapshot(ref.name) for prefix in parts.parts}
-        return MountState(MergeTree(views, self._volumes, by_node, parts.info.time_ns), parts.parts, {})
+        return MountState(MergeTree(views, self._volumes, by_node, parts.time_ns), parts.parts, {})
 
     def differences(self, before: Ref, after: Ref, paths: Sequence[bytes] = (b"",)) -> Differences:
         """Compare two states, in the routes of which both hold something.

@@ -91,7 +91,7 @@ def test_ways_that_no_route_has_are_synthesised() -> None:
         assert listing(trees, at(trees, f"{name}/a").node) == [b"b"]
         synthesised = at(trees, f"{name}/a")
         assert stat.filemode(synthesised.mode) == "dr-xr-xr-x"
-        assert synthesised.mtime_ns == next(each.info.time_ns for each in snapshots.all() if each.name == name)
+        assert synthesised.mtime_ns == next(each.time_ns for each in snapshots.all() if each.name == name)
     assert listing(trees, at(trees, "partly/a").node) == [b"b", b"x"]
     assert stat.filemode(at(trees, "partly/a").mode) == "drwxr-xr-x"
     assert listing(trees, at(trees, "partly/a/b").node) == [b"c"]

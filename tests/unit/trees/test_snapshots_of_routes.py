@@ -198,14 +198,14 @@ def test_what_can_not_be_taken_back_is_logged(caplog: pytest.LogCaptureFixture) 
     with caplog.at_level(logging.ERROR), pytest.raises(OSError, match="took no snapshot"):
         snapshots.create("one")
     assert "a part of snapshot 'one'" in caplog.text
-    assert [each.info.routes for each in snapshots.all()] == [["/"]], "it is listed, and can be deleted"
+    assert [each.routes for each in snapshots.all()] == [["/"]], "it is listed, and can be deleted"
 
 
 def test_a_name_that_one_route_has_is_taken() -> None:
     default, other = InMemoryVolume(), InMemoryVolume()
     other.take_snapshot("old")
     snapshots = Snapshots({ROOT: default, NOTES: other})
-    assert [each.info.routes for each in snapshots.all()] == [["/notes/"]]
+    assert [each.routes for each in snapshots.all()] == [["/notes/"]]
     with pytest.raises(FileExistsError) as refused:
         snapshots.create("old")
     assert refused.value.strerror == "there is a snapshot 'old' already; choose another name, or delete that one"
@@ -239,7 +239,7 @@ def test_a_route_that_does_not_delete_says_so() -> None:
     with pytest.raises(OSError, match="route '/notes/' still has 'one': Input/output error"):
         snapshots.delete(["one"])
     assert told == ["one"], "listeners look what is left"
-    assert [each.info.routes for each in snapshots.all()] == [["/notes/"]]
+    assert [each.routes for each in snapshots.all()] == [["/notes/"]]
     bad.error = None
     snapshots.delete(["one"])
     assert not bad.snapshots()

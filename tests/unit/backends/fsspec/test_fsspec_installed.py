@@ -41,7 +41,8 @@ def test_what_a_missing_protocol_needs_is_said(monkeypatch):
 def test_without_fsspec_its_extra_is_said(monkeypatch):
     there = opening.find_spec
     monkeypatch.setattr(opening, "find_spec", lambda name: None if name == "fsspec" else there(name))
-    assert "needs fsspec: pip install 'fusebackend[fsspec]'" in CliRunner().invoke(backends).output
+    said = CliRunner().invoke(backends).output
+    assert "needs fsspec: pip install 'fusebackend[fsspec]'" in said and "protocols:" not in said
 
 
 @for_each(
