@@ -643,6 +643,9 @@ class VolumeMachine(RuleBasedStateMachine):
     def _open_and_compare(self, node: Node) -> None:
         self.volume.open(self.number(node), OPEN_FLAGS)
         self._compare(node, 0, MAX_FILE_BYTES + 1)
+        for offset in BORDERS:
+            found = self.volume.next_data(node.number, offset)
+            assert not any(node.data[offset:found]), f"data of {node!r} behind {offset} is in a hole, up to {found}"
         self.release(node)
 
     def _compare(self, node: Node, offset: int, size: int) -> None:

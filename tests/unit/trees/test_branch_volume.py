@@ -248,6 +248,34 @@ def test_a_large_file_is_cut_off_without_a_look_at_each_chunk(
         assert len(calls) < 4 * longest + 40
 
 
+@pytest.mark.parametrize("kind", ["live", "frozen"])
+def test_the_data_between_holes_is_found_in_the_branch_and_below(kind: str, tmp_path: Path) -> None:
+    (tmp_path / "files").mkdir()
+    with contextlib.ExitStack() as opened:
+        below: Volume = DirectoryVolume(tmp_path / "files") if kind == "live" else InMemoryVolume()
+        opened.enter_context(contextlib.closing(below))
+        overwrite(below, put(below, b"sparse", b"data"), 4 * CHUNK_BYTES, b"data")
+        branch = opened.enter_context(contextlib.closing(branch_over(tmp_path / "branch.db", {ROOT: below})))
+        node = node_at(branch, "sparse")
+        branch.open(node, os.O_RDWR)
+
+        def found() -> list[int | None]:
+            """Return the chunk with data that is found from each chunk on."""
+            starts = range(0, branch.getattr(node).size, CHUNK_BYTES)
+            places = [branch.next_data(node, start) for start in starts]
+            return [None if place is None else place // CHUNK_BYTES for place in places]
+
+        assert found() == [0, 4, 4, 4, 4]
+        branch.write(node, 2 * CHUNK_BYTES, b"above")
+        assert found() == [0, 2, 2, 4, 4]
+        for size in (4, 6):  # what was cut off below does not come back
+            branch.setattr(node, AttrChanges(size=size * CHUNK_BYTES))
+            assert found() == [0, 2, 2, None, None, None][:size]
+        own = put(branch, b"own", b"data")
+        overwrite(branch, own, 2 * CHUNK_BYTES, b"data")
+        assert [branch.next_data(own, each) for each in (0, CHUNK_BYTES)] == [0, 2 * CHUNK_BYTES]
+
+
 def test_a_file_with_holes_whose_chunks_are_not_full_still_has_blocks_when_it_is_cut_off(tmp_path: Path) -> None:
     """A program takes a file without blocks for one hole, and copies zeros."""
     with contextlib.closing(InMemoryVolume()) as below:
