@@ -77,9 +77,6 @@ class DamageLog:
 class DamagedError(OSError):
     """EIO of an inode that is damaged: not of a disk or a lower tree that can't be read at the moment."""
 
-    def __init__(self) -> None:
-        super().__init__(errno.EIO, os.strerror(errno.EIO))
-
 
 class Damage(DamageLog):
     """Logs the damage of one volume, and leaves it out of listings."""
@@ -87,7 +84,7 @@ class Damage(DamageLog):
     def of_inode(self, row: Sequence[Any]) -> DamagedError:
         """Return the error to raise for the row of an inode."""
         self.tell(f"inode {row[0]} has {tuple(row[1:12])!r}")
-        return DamagedError()
+        return DamagedError(errno.EIO, os.strerror(errno.EIO))
 
     def require_entry(self, directory: int, name: bytes, inode: Inode) -> None:
         """Raise EIO for a name that doesn't lead where it seems to."""

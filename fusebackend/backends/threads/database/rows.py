@@ -34,6 +34,7 @@ class Damaged(OSError):
 
     def __init__(self, reason: str) -> None:
         super().__init__(errno.EIO, reason)
+        self.args = (reason,)  # what pickle makes it of again
 
     def __str__(self) -> str:
         return str(self.strerror)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
+import pickle
 import re
 import shutil
 import sqlite3
@@ -33,7 +35,7 @@ from test_threads_model import deltas
 from fusebackend.backends import ThreadsBackend
 from fusebackend.backends.threads.database import values
 from fusebackend.backends.threads.database.postgres import PostgresDatabase
-from fusebackend.backends.threads.database.rows import NULL_TASK, Place
+from fusebackend.backends.threads.database.rows import NULL_TASK, Damaged, Place
 from fusebackend.protocol import ROOT_NODE
 from fusebackend.testing.each import each
 from fusebackend.urls import UrlError, open_backend
@@ -102,6 +104,11 @@ def test_a_checkpoint_that_cannot_be_read_says_so_in_its_place(
         for document in ("state.json", "messages.jsonl"):
             assert says in json.loads(text(backend, f"/plain/{document}"))["error"]
         assert names(backend, f"/plain/history/{others[-1]}") == ["a.txt", "c.txt", "second.txt"]
+
+
+def test_an_error_of_a_value_can_go_to_another_process() -> None:
+    error = pickle.loads(pickle.dumps(Damaged("no text")))
+    assert (type(error), error.errno, str(error)) == (Damaged, errno.EIO, "no text")
 
 
 def test_what_follows_from_a_damaged_write_says_so_and_what_came_before_is_there(path: str) -> None:
