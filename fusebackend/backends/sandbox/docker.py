@@ -113,13 +113,13 @@ class DockerContainer:
                 raise OSError(errno.EBADF, "The backend is closed")
             if self._client is None:
                 self._client = connect(self._base_url)
+                remove_left(self._client)
             return self._client
 
     def check(self) -> None:
         """Check that there is an engine, and that it has the container, or the image, which is pulled if not.
         OSError."""
         client = self._connected()
-        remove_left(client)
         if self.name is not None:
             self._require_running(client)
         else:
@@ -241,7 +241,6 @@ class DockerContainer:
     def _start(self, client: Any) -> str:
         if not self._may_start.wait(HOLD_S):
             raise OSError(errno.EAGAIN, "The mount whose files the container is to see does not answer yet")
-        remove_left(client)
         self._require_image(client)
         options = {
             "entrypoint": "sh",
