@@ -29,7 +29,7 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from fusebackend.base import jitter
 from fusebackend.base.waiting import Turns, will_wait
-from fusebackend.databases.pipeline import Rows, is_lost, rollback, rows_of
+from fusebackend.databases.pipeline import STALL_S, Rows, is_lost, rollback, rows_of, send
 
 T = TypeVar("T")
 
@@ -383,9 +383,14 @@ class Connections:
         if now - self._counted_at < COUNT_S:
             return
         self._counted_at = now
+
+        def watch() -> None:  # with one it is not prepared: a pooler would leave that to others
+            if time.monotonic() > now + STALL_S:
+                raise TimeoutError(errno.ETIMEDOUT, f"no answer within {STALL_S:g} s")
+
         with contextlib.suppress(psycopg.Error):  # the next user of the connection finds out
-            found = connection.execute(_IS_FULL).fetchone()  # not prepared: a pooler would leave that to others
-            if found is not None and found[0]:
+            ((is_full,),) = send(connection, [(_IS_FULL, ())], watch=watch)[0]
+            if is_full:
                 self._crowded_until = now + 2 * COUNT_S
 
     def _give_back(self, connection: Connection[Any]) -> None:

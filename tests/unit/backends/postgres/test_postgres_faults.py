@@ -249,6 +249,18 @@ def test_new_numbers_are_not_waited_for_without_end(network: Stall, monkeypatch:
         works_again(lambda: volume.mkdir(ROOT_NODE, b"d", 0o755, ME))
 
 
+def test_a_pool_does_not_wait_without_end_to_count_the_connections_of_its_server(
+    network: Stall, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(postgres, "COUNT_S", 0.0)
+    with contextlib.closing(postgres.Connections(behind(network), 1)) as pool:
+        monkeypatch.setattr(postgres, "STALL_S", 0.5)
+        with beside(partial(pool.run, lambda connection: network.stall()), limit_s=LIMIT_S):
+            pass
+        network.resume()
+        assert pool.query("SELECT 1", ()) == [(1,)]
+
+
 def test_a_connection_that_the_server_still_believes_in_keeps_nobody_out(server: Server, network: Stall) -> None:
     """It holds the lock by which others know that this session lives, and may hold it for hours."""
     with contextlib.closing(PostgresVolume(behind(network), "believed")) as volume:
