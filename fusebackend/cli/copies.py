@@ -196,6 +196,7 @@ def _send(batch: list[FileCopy], force: bool, advance: Advance, complaints: Comp
     for item in batch:
         with complaints, open(item.local, "rb") as file:
             if not force and item.place.kind(follow=False) is not None:
+                advance(item.size)
                 raise Failed(f"'{item.path}' exists; --force replaces it")
             if item.size > SENT_BYTES:
                 item.place.require(files.send(item.place.path, _pieces(file, advance)).error)

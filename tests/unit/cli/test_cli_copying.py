@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import stat
@@ -104,6 +105,18 @@ class TestUpload:
         assert content(files, "/t/sub/b") == b"\0" * 10
         command.ok("upload", "--force", "tree/a.txt", f"{MOUNT}/t")
         assert content(files, "/t/a.txt") == b"a"
+
+    def test_progress_gets_to_its_end_beside_a_file_that_is_refused(self, command, files, tree, monkeypatch):
+        files.upload_files([("/t/a.txt", b"old")])
+        counted = []
+
+        def counting(doing: str, size_bytes: int, *, quiet: bool):
+            counted.append(-size_bytes)
+            return contextlib.nullcontext(counted.append)
+
+        monkeypatch.setattr(copies, "progress", counting)
+        assert command("upload", "tree/sub", "tree/a.txt", f"{MOUNT}/t").exit_code == 1
+        assert len(counted) > 2 and sum(counted) == 0
 
     def test_two_of_one_name(self, command, files, tree):
         (tree / "sub/a.txt").write_bytes(b"other")
