@@ -409,7 +409,12 @@ class Client(FollowedMount):
         staged: Mapping[str, str] = NOTHING,
     ) -> T:
         """A call. Of the parameters in `staged`, those that are too long for a message go first, and their tokens under
-        the names given there."""
+        the names given there. Bytes in place of text are refused here: JSON would have them as base64, which is text.
+        """
+        for name, value in params.items():
+            if isinstance(value, (bytes, bytearray, memoryview)) and name != "stdin":
+                text = f"{verb}: Expected 'str', got 'bytes' - at '$.{name}'"
+                raise AnsweredError(wire.ErrorObject(wire.INVALID_PARAMS, text))
         long = {name: content for name in staged if (content := _content(params[name])) is not None}
         if long:
             rest = {name: value for name, value in params.items() if name not in long}

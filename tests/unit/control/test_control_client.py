@@ -82,6 +82,14 @@ class TestVerbs:
         assert client.ls(7).error
         assert client.upload_files([("/x", "text")])[0].error == "content must be bytes, not str"
 
+    def test_bytes_are_no_text(self, client, files):
+        """JSON would have them as base64: a file would have that, and a shell run it."""
+        text = "write: Expected 'str', got 'bytes' - at '$.content'"
+        for content in (b"x", bytearray(b"x"), b"x" * (1 << 20)):
+            assert (client.write("/new", content).error, files.ls("/").entries) == (text, [])
+        with pytest.raises(ValueError, match="execute: Expected 'str', got 'bytes'"):
+            client.execute(b"true")
+
     def test_a_file_in_pieces_as_they_come(self, client, files):
         content = os.urandom(5 << 20)
         pieces = (content[start : start + 700_000] for start in range(0, len(content), 700_000))
