@@ -50,19 +50,19 @@ class MountLine:
     @functools.cached_property
     def file(self) -> ConfigFile:
         """The file, read once; an empty one if none is given."""
-        return config.read_file(self.config_path) if self.config_path else ConfigFile()
+        return config.read_file(self.config_path) if self.config_path is not None else ConfigFile()
 
     @property
     def base(self) -> str:
         """The directory that relative paths in the file start from."""
-        return os.path.dirname(os.path.abspath(self.config_path)) if self.config_path else ""
+        return os.path.dirname(os.path.abspath(self.config_path)) if self.config_path is not None else ""
 
     def place(self, mountpoint: str | None = None) -> str:
         """Return the mount point: the given one, or what the file has in its place (`config.place_of`). Without
         both it is the current directory."""
         if mountpoint is not None:
             return table.resolve(mountpoint)
-        return config.place_of(self.config_path, self.file) if self.config_path else os.getcwd()
+        return config.place_of(self.config_path, self.file) if self.config_path is not None else os.getcwd()
 
 
 def line_options(function: F) -> F:

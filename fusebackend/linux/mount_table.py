@@ -143,8 +143,14 @@ def resolve(path: str | os.PathLike[str]) -> str:
 
     Only the directories above it are looked at, unless the path ends in a symbolic link: the server of a mount may
     hang, and then a stat of its root hangs, too.
+
+    Raises:
+        MountError: EINVAL, there can be no such path.
     """
-    text = from_here(os.fspath(path)).rstrip("/") or "/"
+    given = os.fspath(path)
+    if not given or "\0" in given:
+        raise MountError(errno.EINVAL, f"{given!r} can't be the path of a mount point")
+    text = from_here(given).rstrip("/") or "/"
     parent, name = os.path.split(text)
     if name in ("", ".", ".."):
         return os.path.realpath(text)

@@ -188,3 +188,16 @@ def test_a_mistake_of_the_configuration_has_the_status_of_one_of_the_command_lin
     done = command("mount", str(tmp_path / "mount"), "--config", str(config))
     assert (done.exit_code, done.stdout) == (status, "")
     assert done.stderr.startswith("Error: ")
+
+
+def test_an_empty_path_is_not_the_current_directory(command, tmp_path):
+    """As of a variable that is not set: the current directory would be mounted on, or the file left unread."""
+    config = tmp_path / "agent.toml"
+    config.write_text('mountpoint = "a\\u0000b"\n')
+    for words, error in (
+        (["mount", ""], "'' can't be the path of a mount point"),
+        (["umount", ""], "'' can't be the path of a mount point"),
+        (["mount", tmp_path, "--config", ""], "cannot read '': No such file or directory"),
+        (["mount", "--config", config], f"'{tmp_path}/a\\x00b' can't be the path of a mount point"),
+    ):
+        assert command.refused(*words) == error
