@@ -235,6 +235,8 @@ def download(sources: Sequence[str], destination: str, force: bool, output: Outp
     leaves nothing of the file it was at. The exit status is 1 if a file could not be copied.
     """
     complaints = Complaints()
+    if not destination:
+        raise Failed("LOCAL is empty")
     into = os.path.isdir(destination) or destination.endswith("/") or len(sources) > 1
     if into and os.path.exists(destination.rstrip("/") or "/") and not os.path.isdir(destination):
         raise Failed(f"'{destination}' is not a directory")

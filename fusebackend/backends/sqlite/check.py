@@ -256,13 +256,13 @@ def check(path: str | os.PathLike[str]) -> list[str]:
 
 
 def _check(name: str, how: str) -> list[str]:
-    with contextlib.closing(open_file(name, how)) as connection:
-        try:
+    try:
+        with contextlib.closing(open_file(name, how)) as connection:
             schema.require_volume(connection, name)
-        except sqlite3.Error as error:
-            raise schema.VolumeFileError(errno.EIO, f"'{name}' can't be opened as a volume: {error}") from None
-        connection.execute("BEGIN")  # all rules see the same moment of a volume that is being written to
-        return describe(connection)
+            connection.execute("BEGIN")  # all rules see the same moment of a volume that is being written to
+            return describe(connection)
+    except sqlite3.Error as error:
+        raise schema.VolumeFileError(errno.EIO, f"'{name}' can't be opened as a volume: {error}") from None
 
 
 def describe(connection: sqlite3.Connection) -> list[str]:

@@ -5,13 +5,17 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import sqlite3
 from pathlib import Path
 
+import pytest
 from click.testing import CliRunner, Result
 from for_each import for_each
 from programs import command
+from raising import raising
 from test_sqlite_check import FILE, damage, volume_file
 
+from fusebackend.backends.sqlite import check as sqlite_check
 from fusebackend.backends.sqlite.backend import SqliteVolume
 from fusebackend.backends.sqlite.check import check as sound
 from fusebackend.cli.main import main
@@ -46,6 +50,14 @@ def test_problems_are_told_mended_and_gone(volume_file: Path) -> None:
     assert all(line in mended.stdout for line in lines)
     assert mended.stderr == "fusebackend: all of it has been mended\nfusebackend: put into /lost+found: 1\n"
     assert check(url).exit_code == 0
+
+
+def test_a_file_that_cannot_be_opened(volume_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where its newest changes are in a WAL, in a directory that can't be written to."""
+    monkeypatch.setattr(sqlite_check, "open_file", raising(sqlite3.OperationalError("unable to open database file")))
+    done = check(str(volume_file))
+    why = f"Error: '{volume_file}' can't be opened as a volume: unable to open database file\n"
+    assert (done.exit_code, done.stdout, done.stderr) == (8, "", why)
 
 
 def test_what_cannot_be_mended_is_left(volume_file: Path) -> None:

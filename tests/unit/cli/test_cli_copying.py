@@ -252,6 +252,7 @@ class TestDownload:
     def test_nothing_is_replaced_unasked(self, command, tmp_path):
         (tmp_path / "t").mkdir()
         (tmp_path / "t/a.txt").write_bytes(b"old")
+        assert command.refused("download", f"{MOUNT}/t/a.txt", "") == "LOCAL is empty"
         done = command("download", f"{MOUNT}/t/a.txt", f"{MOUNT}/t/sub/b", "t")
         assert (done.exit_code, done.stderr) == (1, "Error: 't/a.txt' exists; --force replaces it\n")
         assert (tmp_path / "t/a.txt").read_bytes() == b"old"

@@ -202,7 +202,7 @@ def test_log_follows_calls_until_it_is_ended(command: Command, files: Files) -> 
     done = command("log", "-f")
     assert done.exit_code == 130
     assert [line.split()[0] for line in done.stdout.splitlines()] == ["c1", "c2"]
-    assert "give no PATH, --by, --since or -f" in command.wrong("log", "-f", "c1")
+    assert "give no PATH, --by, --since, -f or --branch" in command.wrong("log", "-f", "c1")
 
 
 def test_undo_says_what_it_did(command: Command, files: Files) -> None:
