@@ -334,10 +334,11 @@ def _require_free(address: str) -> None:
     kind = _kind(address)
     if kind not in (0, stat.S_IFSOCK):
         raise MountError(errno.EEXIST, f"'{address}' is a file, and no socket; choose another path")
-    directory = os.path.dirname(address)
-    if not (os.path.isdir(directory) and os.access(directory, os.W_OK | os.X_OK)):
-        text = f"there is no directory '{directory}' for the socket, or it can't be written to"
-        raise MountError(errno.ENOENT, text)
+    if not os.access(f"{os.path.dirname(address)}/", os.W_OK | os.X_OK):
+        raise MountError(
+            errno.ENOENT,
+            f"there is no directory '{os.path.dirname(address)}' for the socket, or it can't be written to",
+        )
     with contextlib.suppress(FileNotFoundError):
         if not _has_listener(address):
             os.unlink(address)

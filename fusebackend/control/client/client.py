@@ -413,8 +413,9 @@ class Client(FollowedMount):
         """
         for name, value in params.items():
             if isinstance(value, (bytes, bytearray, memoryview)) and name != "stdin":
-                text = f"{verb}: Expected 'str', got 'bytes' - at '$.{name}'"
-                raise AnsweredError(wire.ErrorObject(wire.INVALID_PARAMS, text))
+                raise AnsweredError(
+                    wire.ErrorObject(wire.INVALID_PARAMS, f"{verb}: Expected 'str', got 'bytes' - at '$.{name}'")
+                )
         long = {name: content for name in staged if (content := _content(params[name])) is not None}
         if long:
             rest = {name: value for name, value in params.items() if name not in long}
