@@ -47,9 +47,9 @@ def normalise(path: str) -> AgentPath:
     return AgentPath("/" + "/".join(segments))
 
 
-def split(path: AgentPath) -> list[bytes]:
+def split(path: str) -> list[bytes]:
     """The names along a normalised path, as bytes; the root has none."""
-    return [to_name(segment) for segment in path.split("/") if segment]
+    return [name for name in to_name(path).split(b"/") if name]
 
 
 def parent_and_name(path: AgentPath) -> tuple[AgentPath, str]:

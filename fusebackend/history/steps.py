@@ -136,17 +136,21 @@ class _Recorded:
 
     # -- while it is made: a `StepNote` ------------------------------------------------------------------------------
 
-    @contextlib.contextmanager
-    def told(self) -> Iterator[None]:
-        """Be told what the volumes make in the block."""
-        if any(each.numbers for each in self._before if each.route.prefix in self._recorder.logged):
-            self._recorder.history.flush()  # the records of what it is about to replace come first
+    def made(self, work: Callable[[], T], done: Callable[[T], bool]) -> T:
+        """Return the result of the verb; the volumes tell meanwhile what it makes, and the rest is looked for at its
+        end. The arguments are those of `Steps.verb`."""
+        is_made = False
         try:
+            if any(each.numbers for each in self._before if each.route.prefix in self._recorder.logged):
+                self._recorder.history.flush()  # the records of what it is about to replace come first
             with during(STEP, self):
-                yield
+                result = work()
+            is_made = done(result)
+            return result
         finally:
             for key in self._pending:
                 self._recorder.history.doubt(self._noted[key])
+            self._end(is_made=is_made)
 
     def rows(self, volume: Volume, changes: Changes) -> Sequence[LogRow]:
         routes = (each.route for each in reversed(self._before))  # a verb may have thousands; its last is asked for
@@ -159,10 +163,10 @@ class _Recorded:
         self._pending = []
         with self._recording():
             for change in changes:
-                self._told(route, change)
+                self._take(route, change)
         return [self._noted[key].said for key in self._pending]
 
-    def _told(self, route: Route, change: Change) -> None:
+    def _take(self, route: Route, change: Change) -> None:
         path, node = AgentPath(change.path.rstrip("/")), (change.node or 0) & NODES
         if change.kind == "created":
             self._note(route, "create", path, node=node)
@@ -199,7 +203,7 @@ class _Recorded:
 
     # -- after -----------------------------------------------------------------------------------------------------
 
-    def end(self, *, is_made: bool) -> None:
+    def _end(self, *, is_made: bool) -> None:
         """Drop the records of unchanged files, and note new names. What has been looked at for that is stamped, if this
         is all of the call: the history's file then need not be asked what is left to look at.
 
@@ -338,14 +342,7 @@ class Steps:
                     route = self._route(path)
                     if route is not None:
                         recorded.look(how, route, path)
-            is_made = False
-            try:
-                with recorded.told():
-                    result = work()
-                is_made = done(result)
-            finally:
-                recorded.end(is_made=is_made)
-            return result
+            return recorded.made(work, done)
 
     def _ways_of_move(self, outer: Sequence[AgentPath]) -> list[tuple[AgentPath, How]]:
         """Return what a move does with each path."""

@@ -42,6 +42,17 @@ class Loaded(NamedTuple):
     modified_at: str | None = None
 
 
+def checked(path: str) -> AgentPath:
+    """A path, normalised and held to the limits of Linux.
+
+    Raises:
+        PathError, OSError: as `paths.normalise` and `walk.names_of`.
+    """
+    found = paths.normalise(path)
+    names_of(found)
+    return found
+
+
 class FileVerbs(AgentVerbs):
     """See the module's docstring.
 
@@ -50,6 +61,7 @@ class FileVerbs(AgentVerbs):
     """
 
     ttl_s: float | None = None
+    _path = staticmethod(checked)
 
     # -- primitives --------------------------------------------------------------------------------------------
 
@@ -134,30 +146,27 @@ class FileVerbs(AgentVerbs):
 
     # -- writing -----------------------------------------------------------------------------------------------
 
-    def _put_if(self, path: str, data: bytes, condition: Condition, *, replace: bool) -> FilesUpdate:
+    def _put_if(self, path: AgentPath, data: bytes, condition: Condition, *, replace: bool) -> FilesUpdate:
         if condition.version is not None:
             return self._change_if(path, lambda before: data, condition)
-        place = checked(path)
         try:
-            return self._put(place, data, replace=replace and not condition.absent)
+            return self._put(path, data, replace=replace and not condition.absent)
         except FileExistsError:
             if condition.absent:
-                raise Changed(self._version_at(place), is_there=True) from None
+                raise Changed(self._version_at(path), is_there=True) from None
             raise
 
-    def _change_if(self, path: str, change: Callable[[bytes], bytes], condition: Condition) -> FilesUpdate:
-        place = checked(path)
-
+    def _change_if(self, path: AgentPath, change: Callable[[bytes], bytes], condition: Condition) -> FilesUpdate:
         def if_met(before: bytes) -> bytes:
             condition.require(version_of_bytes(before))
             return change(before)
 
         try:
-            return self._rewrite(place, change if condition == ANY else if_met)
+            return self._rewrite(path, change if condition == ANY else if_met)
         except OSError as error:
             if condition == ANY or error.errno not in VANISHED:
                 raise
-            condition.require(self._version_at(place), is_there=error.errno == errno.ESTALE)
+            condition.require(self._version_at(path), is_there=error.errno == errno.ESTALE)
             raise
 
     def _require(self, path: AgentPath, condition: Condition) -> None:
@@ -199,13 +208,3 @@ class FileVerbs(AgentVerbs):
                 raise Changed(self._version_at(new), is_there=True, of_target=True) from None
             raise
         return MoveResult(path=new, files_update=update)
-
-
-def checked(path: str) -> AgentPath:
-    """A path, normalised and held to the limits of Linux.
-
-    Raises:
-        PathError, OSError: as `walk.names_of`.
-    """
-    names_of(path)
-    return paths.normalise(path)

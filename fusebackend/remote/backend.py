@@ -14,6 +14,7 @@ from typing import IO, Unpack
 
 from fusebackend.base import budget
 from fusebackend.base.errors import oserror
+from fusebackend.base.paths import AgentPath
 from fusebackend.protocol import (
     Attr,
     Change,
@@ -29,7 +30,7 @@ from fusebackend.remote.parallel import each
 from fusebackend.remote.volume import RemoteVolume
 from fusebackend.volumes.agent_face import FILE_MODE, VolumeBackend, caller
 from fusebackend.volumes.contents import FileContents, require_regular
-from fusebackend.volumes.walk import Needs, Place
+from fusebackend.volumes.walk import Needs, Place, resolve
 
 
 class RemoteBackend(VolumeBackend):
@@ -42,13 +43,13 @@ class RemoteBackend(VolumeBackend):
     def _where(self) -> str:
         return self._shown
 
-    def _put_if(self, path: str, data: bytes | FileContents, condition: Condition, *, replace: bool) -> None:
+    def _put_if(self, path: AgentPath, data: bytes | FileContents, condition: Condition, *, replace: bool) -> None:
         assert isinstance(data, bytes), "an object is stored as a whole"
         needs: Needs = "name"
         with self.volume.changing() as changes:
             for _ in range(ATTEMPTS):
                 # As open(2): O_EXCL finds a symbolic link itself in the way, without it a link is followed.
-                place = self._resolve(path, follow=replace and not condition.absent, needs=needs)
+                place = resolve(self.volume, path, follow=replace and not condition.absent, needs=needs)
                 if place.attr is None or condition.absent:
                     self._require(condition, place.attr)
                 elif not replace:
@@ -84,7 +85,7 @@ class RemoteBackend(VolumeBackend):
 
         self.volume.rewrite(attr.node, if_met, reads=reads)
 
-    def _change_if(self, path: str, change: Callable[[bytes], bytes], condition: Condition) -> None:
+    def _change_if(self, path: AgentPath, change: Callable[[bytes], bytes], condition: Condition) -> None:
         def rewrite(place: Place) -> None:
             attr = place.found
             require_regular(attr)

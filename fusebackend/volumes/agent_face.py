@@ -66,7 +66,6 @@ from fusebackend.volumes.contents import (
     joined,
     opened,
     overwrite,
-    read_all,
     read_with,
     require_regular,
     rewrite,
@@ -109,27 +108,26 @@ class AgentVerbs(BackendProtocol):
     def __exit__(self, *error: object) -> None:
         self.close()
 
-    def _path(self, path: str) -> AgentPath:
-        """The path in this backend that is meant. PathError."""
-        return paths.normalise(path)
+    _path = staticmethod(paths.normalise)
+    """Returns the path in this backend that is meant; each verb asks once. PathError, and OSError for one that can't be
+    there."""
 
-    def _condition(self, if_version: str | None = None, if_absent: bool = False) -> Condition:
-        """The condition of a verb's arguments. OSError as `Condition.of`; ENOTSUP where none can be decided."""
-        return Condition.of(if_version, if_absent)
+    _condition = staticmethod(Condition.of)
+    """The condition of a verb's arguments. OSError as `Condition.of`; ENOTSUP where none can be decided."""
 
-    # -- primitives: these raise -------------------------------------------------------------------------------
+    # -- primitives: these raise, and take what `_path` has returned --------------------------------------------
 
     @abc.abstractmethod
-    def _put_if(self, path: str, data: bytes, condition: Condition, *, replace: bool) -> FilesUpdate:
+    def _put_if(self, path: AgentPath, data: bytes, condition: Condition, *, replace: bool) -> FilesUpdate:
         """Create a file with its parents, or replace one if `replace`. Changed, EEXIST, EISDIR, ENOTDIR."""
 
     @abc.abstractmethod
-    def _change_if(self, path: str, change: Callable[[bytes], bytes], condition: Condition) -> FilesUpdate:
+    def _change_if(self, path: AgentPath, change: Callable[[bytes], bytes], condition: Condition) -> FilesUpdate:
         """Give a file other bytes, made of those it has; `change` may be called again when these are others by then.
         Changed, ENOENT, EISDIR."""
 
     @abc.abstractmethod
-    def _search(self, path: str, matcher: Matcher | None, pattern: str | None = None) -> Search:
+    def _search(self, path: AgentPath, matcher: Matcher | None, pattern: str | None = None) -> Search:
         """The files at or below a path that match, for a `grep` those that may hold the literal."""
 
     @abc.abstractmethod
@@ -143,14 +141,16 @@ class AgentVerbs(BackendProtocol):
         self, pattern: str, path: str | None = None, glob: str | None = None, *, max_count: int | None = None
     ) -> GrepResult:
         matcher = compile_glob(glob) if glob else None
+        at = self._path(ROOT if path is None else path)
         with budget.granted():
-            return grepped(self._search(ROOT if path is None else path, matcher, pattern), pattern, max_count)
+            return grepped(self._search(at, matcher, pattern), pattern, max_count)
 
     @verbs.GLOB.answers()
     def glob(self, pattern: str, path: str | None = None) -> GlobResult:
         matcher = compile_glob(pattern)
+        at = self._path(ROOT if path is None else path)
         with budget.granted():
-            return globbed(self._search(ROOT if path is None else path, matcher))
+            return globbed(self._search(at, matcher))
 
     @verbs.WRITE.answers()
     def write(
@@ -158,8 +158,9 @@ class AgentVerbs(BackendProtocol):
     ) -> WriteResult:
         condition = self._condition(if_version, if_absent)
         replace = self.on_exists == "replace" or condition.version is not None
-        update = self._put_if(file_path, content.encode("utf-8"), condition, replace=replace)
-        return WriteResult(path=self._path(file_path), files_update=update)
+        data, path = content.encode("utf-8"), self._path(file_path)
+        update = self._put_if(path, data, condition, replace=replace)
+        return WriteResult(path=path, files_update=update)
 
     @verbs.EDIT.answers()
     def edit(
@@ -183,11 +184,12 @@ class AgentVerbs(BackendProtocol):
             after, occurrences = outcome
             return after.encode("utf-8")
 
+        condition, path = self._condition(if_version), self._path(file_path)
         try:
-            update = self._change_if(file_path, change, self._condition(if_version))
+            update = self._change_if(path, change, condition)
         except Unchanged as refused:
             return EditResult(error=str(refused))
-        return EditResult(path=self._path(file_path), occurrences=occurrences, files_update=update)
+        return EditResult(path=path, occurrences=occurrences, files_update=update)
 
     def upload_files(
         self,
@@ -204,7 +206,8 @@ class AgentVerbs(BackendProtocol):
         """`upload_files` of one file."""
         if (refusal := not_bytes(path, content)) is not None:
             return refusal
-        update = self._put_if(path, bytes(content), self._condition(**when), replace=True)
+        condition = self._condition(**when)
+        update = self._put_if(self._path(path), bytes(content), condition, replace=True)
         return FileUploadResponse(path=path, files_update=update)
 
     def download_files(self, paths: list[str]) -> list[FileDownloadResponse]:
@@ -260,19 +263,16 @@ class VolumeBackend(AgentVerbs):
         is_gone = isinstance(error, OSError) and error.errno == errno.ESTALE
         return errors.oserror(errno.ENOENT) if is_gone else error
 
-    def _resolve(self, path: str, *, follow: bool = True, needs: Needs = "attributes") -> Place:
-        return resolve(self._named, self._path(path), follow=follow, needs=needs)
-
     # -- reading -----------------------------------------------------------------------------------------------
 
     @verbs.LS.answers()
     def ls(self, path: str) -> LsResult:
-        place = self._resolve(path, needs="type")
+        base = self._path(path)
+        place = resolve(self._named, base, needs="type")
         directory = place.found
         if not directory.is_dir:
             raise errors.oserror(errno.ENOTDIR)
         trail = (*place.trail, directory.node)
-        base = self._path(path)
         found = budget.current().kept(entries(self._named, directory.node, is_brief=True), _size_of)
         infos = [self._info(base, trail, name, attr) for name, attr in found]
         return LsResult(entries=sorted(infos, key=lambda info: info["path"]))
@@ -299,18 +299,18 @@ class VolumeBackend(AgentVerbs):
                 result.file_data["modified_at"] = text.iso_time(attr.mtime_ns if is_brief else mtime_ns)
             return result
 
-        return self._opening(file_path, read)
+        return self._opening(self._path(file_path), read)
 
-    def _opening(self, path: str, work: Callable[[Place], R]) -> R:
+    def _opening(self, path: AgentPath, work: Callable[[Place], R]) -> R:
         """Return the result of `work` for the file at a path, which it opens: once more for a link that looked like a
         file, see `walk.Needs`, and for a file that was replaced since it was looked at, as objects of a bucket are."""
-        look = functools.partial(self._resolve, path, needs="name")
+        look = functools.partial(resolve, self._named, path, needs="name")
         for _ in range(OPENED_ANEW):
             try:
                 return work(look())
             except OSError as error:
                 if error.errno == errno.ELOOP and look.keywords:
-                    look = functools.partial(self._resolve, path)
+                    look = functools.partial(resolve, self._named, path)
                 elif error.errno != errno.ESTALE:
                     raise
         return work(look())
@@ -352,13 +352,13 @@ class VolumeBackend(AgentVerbs):
 
         return read_with(self._named, attr, self.max_file_bytes, passed, seen), version
 
-    def _search(self, path: str, matcher: Matcher | None, pattern: str | None = None) -> Search:
+    def _search(self, path: AgentPath, matcher: Matcher | None, pattern: str | None = None) -> Search:
         """Overridden by a faster one: see `search.FileSearch`, which it has to agree with."""
-        return FileSearch(self._named, self._path(path), matcher, self.max_search_bytes)
+        return FileSearch(self._named, path, matcher, self.max_search_bytes)
 
     @verbs.DOWNLOAD_FILES.answers()
     def download(self, path: str) -> FileDownloadResponse:
-        content, version = self._opening(path, lambda place: self._versioned(place.found, joined))
+        content, version = self._opening(self._path(path), lambda place: self._versioned(place.found, joined))
         return FileDownloadResponse(path=path, content=content, version=version)
 
     @verbs.DOWNLOAD_FILES.answers()
@@ -371,7 +371,7 @@ class VolumeBackend(AgentVerbs):
             for piece in pieces:
                 file.write(piece)
 
-        _, version = self._opening(path, lambda place: self._versioned(place.found, take))
+        _, version = self._opening(self._path(path), lambda place: self._versioned(place.found, take))
         return FileDownloadResponse(path=path, version=version)
 
     def _require(self, condition: Condition, attr: Attr | None, read: Callable[[], bytes] | None = None) -> None:
@@ -391,7 +391,7 @@ class VolumeBackend(AgentVerbs):
             require_regular(attr)
             found = None if condition.wants_digest else self._named.version_of(attr)
             if found is None:
-                found = version_of_bytes(read() if read else read_all(self._named, attr, self.max_file_bytes))
+                found = version_of_bytes(read() if read else read_with(self._named, attr, self.max_file_bytes, joined))
             condition.require(found)
 
     def real_paths(self, wanted: list[str]) -> list[str | None]:
@@ -399,7 +399,7 @@ class VolumeBackend(AgentVerbs):
 
     def _real_path(self, path: str) -> str | None:
         try:
-            return self._resolve(path).path
+            return resolve(self._named, self._path(path)).path
         except Refusal:
             return None
 
@@ -408,16 +408,17 @@ class VolumeBackend(AgentVerbs):
     @verbs.UPLOAD_FILES.answers()
     def upload_from(self, path: str, file: IO[bytes], **when: Unpack[Conditions]) -> FileUploadResponse:
         """`upload_files` of one file, from an open file, piece by piece."""
-        self._put_if(path, FileContents(file), Condition.of(**when), replace=True)
+        condition = Condition.of(**when)
+        self._put_if(self._path(path), FileContents(file), condition, replace=True)
         return FileUploadResponse(path=path)
 
-    def _put_if(self, path: str, data: bytes | FileContents, condition: Condition, *, replace: bool) -> None:
+    def _put_if(self, path: AgentPath, data: bytes | FileContents, condition: Condition, *, replace: bool) -> None:
         """An existing file gets its contents in place."""
         follow = replace and not condition.absent
 
         def put(changes: Changes) -> None:
             # As open(2): O_EXCL finds a symbolic link itself in the way, without it a link is followed.
-            place = self._resolve(path, follow=follow)
+            place = resolve(self._named, path, follow=follow)
             self._require(condition, place.attr)
             if place.attr is None:
                 self._create(place, data, changes)
@@ -452,7 +453,7 @@ class VolumeBackend(AgentVerbs):
                     _take_back(made, changes)
                 raise
 
-    def _change_if(self, path: str, change: Callable[[bytes], bytes], condition: Condition) -> None:
+    def _change_if(self, path: AgentPath, change: Callable[[bytes], bytes], condition: Condition) -> None:
         """The new contents of a large file take long: they are made with the lock free, as long as it does not change
         meanwhile. Overridden where files are stored whole."""
         ahead: tuple[object, bytes, bytes] | None = None
@@ -460,12 +461,12 @@ class VolumeBackend(AgentVerbs):
         def made(attr: Attr) -> tuple[object, bytes, bytes]:
             """What a file was known by, its bytes, and the new ones."""
             seen = attr.node, attr.fingerprint
-            before = read_all(self._named, attr, self.max_file_bytes)
+            before = read_with(self._named, attr, self.max_file_bytes, joined)
             self._require(condition, attr, functools.partial(bytes, before))
             return seen, before, change(before)
 
         def store(changes: Changes) -> bool:
-            place = self._resolve(path)
+            place = resolve(self._named, path)
             node = place.found.node
             if ahead is not None and (node, place.found.fingerprint) != ahead[0]:
                 return False
@@ -475,7 +476,7 @@ class VolumeBackend(AgentVerbs):
             return True
 
         for _ in range(EDIT_ATTEMPTS):
-            attr = self._resolve(path).found
+            attr = resolve(self._named, path).found
             if attr.size <= EDITED_LOCKED_BYTES:
                 break
             ahead = made(attr)
@@ -484,7 +485,7 @@ class VolumeBackend(AgentVerbs):
         ahead = None
         self._rewrite(path, store, attr.node)
 
-    def _rewrite(self, path: str, work: Callable[[Changes], R], node: int | None = None) -> R:
+    def _rewrite(self, path: AgentPath, work: Callable[[Changes], R], node: int | None = None) -> R:
         """`change_as_one` of the contents of a file, after open handles of it (`rewriting`).
 
         Args:
@@ -492,7 +493,7 @@ class VolumeBackend(AgentVerbs):
         """
         if node is None and self._named.is_guarded:
             with contextlib.suppress(*Refusal):  # it will be refused again
-                node = self._resolve(path).found.node
+                node = resolve(self._named, path).found.node
         with contextlib.nullcontext() if node is None else self._named.rewriting(node):
             return self._named.change_as_one(work, path, reads=True)
 
@@ -506,7 +507,7 @@ class VolumeBackend(AgentVerbs):
             OSError: ENOENT, EISDIR, EINVAL (no regular file), EACCES, or the volume's.
             Spent: the caller may not hold so much in memory (`Budget.hold`).
         """
-        attr = self._resolve(path).found
+        attr = resolve(self._named, self._path(path)).found
         require_regular(attr)
         content = bytearray()
         with opened(self._named, attr.node, os.O_RDONLY) as node:
@@ -527,10 +528,10 @@ class VolumeBackend(AgentVerbs):
             OSError: EISDIR, EINVAL (no regular file), EACCES, EROFS, ENOSPC, EDQUOT, ESTALE (changed elsewhere, where a
                 volume stores whole files), or the volume's.
         """
-        data = FileContents(file)
+        data, at = FileContents(file), self._path(path)
 
         def append(changes: Changes) -> None:
-            place = self._resolve(path)
+            place = resolve(self._named, at)
             if place.attr is None:
                 self._create(place, data, changes)
                 return
@@ -543,7 +544,7 @@ class VolumeBackend(AgentVerbs):
                 if not self._named.features.random_writes:
                     self._named.flush(node)
 
-        self._rewrite(path, append)
+        self._rewrite(at, append)
 
     def make_directory(self, path: str, *, parents: bool = False) -> None:
         """Make a directory; with `parents` also those on the way.
@@ -552,9 +553,10 @@ class VolumeBackend(AgentVerbs):
             PathError: the path is malformed.
             OSError: EEXIST, ENOENT (no directory to make it in), ENOTDIR, EACCES, EROFS, or the volume's.
         """
+        at = self._path(path)
 
         def make(changes: Changes) -> None:
-            place = self._resolve(path, follow=False)
+            place = resolve(self._named, at, follow=False)
             if place.attr is not None:
                 raise errors.oserror(errno.EEXIST)
             if place.missing and not parents:
@@ -563,7 +565,7 @@ class VolumeBackend(AgentVerbs):
                 node = self._named.mkdir(parent, place.name, DIRECTORY_MODE, caller()).node
             changes.append(Change(node, parent, place.name, "created", place.path + "/"))
 
-        self._named.change_as_one(make, path)
+        self._named.change_as_one(make, at)
 
     def remove_directory(self, path: str) -> None:
         """Remove an empty directory.
@@ -572,16 +574,17 @@ class VolumeBackend(AgentVerbs):
             PathError: the path is malformed.
             OSError: ENOENT, ENOTDIR, ENOTEMPTY, EBUSY (the root), EACCES, EROFS, or the volume's.
         """
+        at = self._path(path)
 
         def remove(changes: Changes) -> None:
-            place = self._resolve(path, follow=False)
+            place = resolve(self._named, at, follow=False)
             if place.found.node == ROOT_NODE:
                 raise errors.oserror(errno.EBUSY)
             if not place.found.is_dir:
                 raise errors.oserror(errno.ENOTDIR)
             placing.remove(self._named, place.parent, place.name, place.found, changes, place.path)
 
-        self._named.change_as_one(remove, path, removes=True)
+        self._named.change_as_one(remove, at, removes=True)
 
     # -- names -------------------------------------------------------------------------------------------------
 
@@ -589,12 +592,12 @@ class VolumeBackend(AgentVerbs):
     def move(
         self, source: str, destination: str, *, if_version: str | None = None, if_absent: bool = False
     ) -> MoveResult:
-        condition = Condition.of(if_version)
+        condition, here, there = Condition.of(if_version), self._path(source), self._path(destination)
 
         def move(changes: Changes) -> None:
-            old = self._resolve(source, follow=False, needs="name")
+            old = resolve(self._named, here, follow=False, needs="name")
             moved = old.found
-            new = self._resolve(destination, follow=False, needs="name")
+            new = resolve(self._named, there, follow=False, needs="name")
             if moved.node == ROOT_NODE:
                 raise OSError(errno.EBUSY, "The root can't be moved")
             self._require(condition, moved)
@@ -609,17 +612,17 @@ class VolumeBackend(AgentVerbs):
             end = "/" if moved.is_dir else ""
             changes.append(Change(moved.node, parent, new.name, "moved", new.path + end, old.path + end))
 
-        self._named.change_as_one(move, source, destination, removes=True)
-        return MoveResult(path=self._path(destination))
+        self._named.change_as_one(move, here, there, removes=True)
+        return MoveResult(path=there)
 
     @verbs.DELETE.answers()
     def delete(self, file_path: str, *, if_version: str | None = None) -> DeleteResult:
-        condition = Condition.of(if_version)
+        condition, path = Condition.of(if_version), self._path(file_path)
 
         def delete(changes: Changes) -> Doomed | None:
             """Returns a directory, which is left to be deleted."""
             needs: Needs = "attributes" if file_path.endswith("/") else "name"
-            place = self._resolve(file_path, follow=False, needs=needs)
+            place = resolve(self._named, path, follow=False, needs=needs)
             if place.found.node == ROOT_NODE:
                 raise OSError(errno.EBUSY, "The root can't be deleted")
             # A link to a directory has a slash in listings, too; it is the link that goes, wherever it leads by now.
@@ -631,11 +634,11 @@ class VolumeBackend(AgentVerbs):
             placing.remove(self._named, place.parent, place.name, place.found, changes, place.path)
             return None
 
-        doomed = self._named.change_as_one(delete, file_path, removes=True)
+        doomed = self._named.change_as_one(delete, path, removes=True)
         if doomed is not None:
             self._named.require_removable(doomed.path)
             remove_tree(self._named, doomed)
-        return DeleteResult(path=self._path(file_path))
+        return DeleteResult(path=path)
 
     @contextlib.contextmanager
     def _parents(self, place: Place, changes: Changes) -> Iterator[int]:

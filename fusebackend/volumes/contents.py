@@ -96,11 +96,6 @@ def read_with(
             return take(_pieces(volume, node))
 
 
-def read_all(volume: Volume, attr: Attr, max_bytes: int) -> bytes:
-    """The bytes of a file; errors as `read_with`."""
-    return read_with(volume, attr, max_bytes, joined)
-
-
 def version_of(volume: Volume, attr: Attr) -> str | None:
     """Return the version of a regular file; None where it would take more than `LOCKED_BYTES` of reading, and for one
     that can't be read."""
@@ -109,13 +104,14 @@ def version_of(volume: Volume, attr: Attr) -> str | None:
         if found is not None or attr.size > LOCKED_BYTES:
             return found
         try:
-            return version_of_bytes(read_all(volume, attr, LOCKED_BYTES))
+            return version_of_bytes(read_with(volume, attr, LOCKED_BYTES, joined))
         except OSError:
             return None
 
 
 def joined(pieces: Iterable[bytes]) -> bytes:
-    """Join pieces of a file. The caller's budget counts both them and the whole, while they are there."""
+    """Join pieces of a file, as `read_with` gives them. The caller's budget counts both them and the whole, while they
+    are there."""
     left = budget.current()
     found = [*left.kept(pieces, len)]
     size = sum(map(len, found))

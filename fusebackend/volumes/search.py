@@ -138,13 +138,13 @@ class FileSearch(Search):
         walk: MakeWalk = FileWalk,
         read: Read = read_with,
     ) -> None:
-        """An absent path is an empty tree, as in the seeds. Files larger than `max_bytes` are not searched for lines,
-        and then it is not all.
+        """An absent path, which is normalised, is an empty tree, as in the seeds. Files larger than `max_bytes` are not
+        searched for lines, and then it is not all.
 
         Raises:
             PathError, OSError: as `walk.resolve`; EINVAL for a FIFO, socket or device.
         """
-        super().__init__(paths.normalise(path), matcher)
+        super().__init__(AgentPath(path), matcher)
         self._volume = volume
         self._max_bytes = max_bytes
         self._read = read

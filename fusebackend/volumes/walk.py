@@ -77,7 +77,7 @@ class Place(NamedTuple):
     @property
     def path(self) -> AgentPath:
         """Where this is, for a walk from the root."""
-        return AgentPath("/" + "/".join(map(paths.to_text, self.way)))
+        return AgentPath(paths.to_text(b"/" + b"/".join(self.way)))
 
     @property
     def missing_paths(self) -> list[AgentPath]:
@@ -94,17 +94,17 @@ class Place(NamedTuple):
 
 
 def names_of(path: str, most_bytes: int = PATH_MAX_BYTES) -> list[bytes]:
-    """The names along an agent path.
+    """The names along a normalised path.
 
     Raises:
-        PathError: `paths.normalise` refuses the path, or it holds characters that are no bytes of a name.
+        PathError: it holds characters that are no bytes of a name.
         OSError: ENAMETOOLONG for a name over 255 bytes or a longer path.
     """
     try:
-        names = paths.split(paths.normalise(path))
+        names = paths.split(path)
     except UnicodeEncodeError:  # a surrogate that surrogateescape did not make
         raise PathError(f"Path {path!r} is not valid text") from None
-    if any(len(name) > NAME_MAX_BYTES for name in names) or sum(map(len, names)) + len(names) > most_bytes:
+    if max(map(len, names), default=0) > NAME_MAX_BYTES or sum(map(len, names)) + len(names) > most_bytes:
         raise oserror(errno.ENAMETOOLONG)
     return names
 
@@ -117,7 +117,7 @@ those of a file as well (`Attr.is_brief`). Such a caller opens it: ELOOP for a l
 def resolve(
     volume: Volume, path: str, *, follow: bool = True, needs: Needs = "attributes", most_bytes: int = PATH_MAX_BYTES
 ) -> Place:
-    """Walk a path from the root. A link in its last segment is followed only if `follow` says so.
+    """Walk a normalised path from the root. A link in its last segment is followed only if `follow` says so.
 
     Raises:
         PathError, OSError: as `names_of`; ENOTDIR where a file is used as a directory, ELOOP, and EXDEV for a link
@@ -168,7 +168,7 @@ def resolve_from(
             way.append(name)
             if not pending:
                 return Place(tuple(directories[:-1]), name, attr, way=tuple(way))
-        elif any(rest not in (b"", b".") for rest in pending):
+        elif not {b"", b"."}.issuperset(pending):
             raise oserror(errno.ENOTDIR)
         else:
             return Place(tuple(directories), name, attr, way=(*way, name))

@@ -169,10 +169,10 @@ class FilesystemBackend(VolumeBackend):
 
     # -- searching ---------------------------------------------------------------------------------------------
 
-    def _search(self, path: str, matcher: Matcher | None, pattern: str | None = None) -> Search:
+    def _search(self, path: AgentPath, matcher: Matcher | None, pattern: str | None = None) -> Search:
         """With searches that make no nodes."""
         walk = LocalWalk if pattern is None else partial(SievedWalk, pattern, self.max_search_bytes)
-        return FileSearch(self._named, self._path(path), matcher, self.max_search_bytes, walk, read_local)
+        return FileSearch(self._named, path, matcher, self.max_search_bytes, walk, read_local)
 
     def _start(self, path: str | None) -> str | None:
         """Where a search begins: without a path, in `root_dir`."""

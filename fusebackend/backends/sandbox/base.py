@@ -308,8 +308,8 @@ class BaseSandbox(FileVerbs, SandboxBackendProtocol):
             raise oserror(errno.EEXIST)
         self.change(Script().call("fb_mv", self.path_of(old), self.path_of(new)))
 
-    def _search(self, path: str, matcher: Matcher | None, pattern: str | None = None) -> Search:
-        return SandboxSearch(self, checked(path), matcher)
+    def _search(self, path: AgentPath, matcher: Matcher | None, pattern: str | None = None) -> Search:
+        return SandboxSearch(self, path, matcher)
 
     # -- uploads -----------------------------------------------------------------------------------------------
 

@@ -42,7 +42,7 @@ from fusebackend.protocol import (
 )
 from fusebackend.protocol.registered import registered_with
 from fusebackend.protocol.scheme import ON_EXISTS, Scheme
-from fusebackend.remote.agent_verbs import FileVerbs, Loaded, checked
+from fusebackend.remote.agent_verbs import FileVerbs, Loaded
 from fusebackend.remote.files_update import CHANGING, apply_files_update, files_of, replace_files
 from fusebackend.remote.keyed import Keyed, ListedTree, Prefixes
 from fusebackend.volumes.agent_face import FilesUpdate
@@ -342,8 +342,8 @@ class StateBackend(FileVerbs):
                 files.put(AgentPath(new + found[len(old) :]), None, record)
         return files.update
 
-    def _search(self, path: str, matcher: Matcher | None, pattern: str | None = None) -> Search:
-        return StateSearch(self._view.now(), checked(path), matcher)
+    def _search(self, path: AgentPath, matcher: Matcher | None, pattern: str | None = None) -> Search:
+        return StateSearch(self._view.now(), path, matcher)
 
     def _moment(self) -> StateBackend:
         return self._over(self._view.now())

@@ -593,8 +593,8 @@ class StoreBackend(FileVerbs):
                 raise OSError(errno.EACCES, f"'{found}': {READ_ONLY}")
         return at, files
 
-    def _search(self, path: str, matcher: Matcher | None, pattern: str | None = None) -> Search:
-        return StoreSearch(self._tree(), checked(path), matcher)
+    def _search(self, path: AgentPath, matcher: Matcher | None, pattern: str | None = None) -> Search:
+        return StoreSearch(self._tree(), path, matcher)
 
 
 def _places_of(key: str) -> tuple[AgentPath, ...]:

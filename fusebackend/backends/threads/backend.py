@@ -17,7 +17,7 @@ from fusebackend.base import asked, errors
 from fusebackend.base.errors import oserror
 from fusebackend.base.extras import needed_by
 from fusebackend.base.globs import Matcher, compile_glob
-from fusebackend.base.paths import AgentPath
+from fusebackend.base.paths import AgentPath, normalise
 from fusebackend.databases.dsn import LIBPQ_WORDS, conninfo_of
 from fusebackend.protocol import Attr, FileUploadResponse, OnExists, Volume
 from fusebackend.protocol.scheme import (
@@ -207,7 +207,7 @@ def _by_head(files: list[tuple[str, bytes]]) -> dict[bytes, dict[int, AgentPath]
     found: dict[bytes, dict[int, AgentPath]] = {}
     for index, (path, content) in enumerate(files):
         try:
-            names = names_of(path)
+            names = names_of(normalise(path))
             below = AgentPath("/" + b"/".join(names[2:]).decode("utf-8"))
         except (OSError, ValueError):
             continue

@@ -182,7 +182,9 @@ class Limiter:
     def take(self, place: Place) -> None:
         """Raises `NoRoom` when there is none in time."""
         kind, has = place.kind, place.client.has[place.kind]
-        place.thread = threading.get_ident()
+        if place.thread != threading.get_ident():  # else it goes on from where it left another place
+            place.thread = threading.get_ident()
+            place.worked_s()
         with self._guard:
             if has >= kind.of_one:
                 raise NoRoom(f"{kind.of_one} {kind.what} of this connection are under way")
@@ -236,9 +238,7 @@ class Limiter:
         client.has[kind] += 1
         self.taken[kind][place] = None
         place.counted, place.long = True, False
-        if kind.works:
-            place.began_s = time.monotonic()
-            place.worked_s()
+        place.began_s = time.monotonic()
         if place.given is not None:
             place.given.set()
 

@@ -503,6 +503,9 @@ LOOK_S = 1.0
 
 EVENTS_AT_ONCE = 100
 
+NEVER = Cancellation()
+"""Of short calls: no thread is left to cancel one."""
+
 log = logging.getLogger(__name__)
 
 
@@ -521,7 +524,7 @@ class RunningCall:
         self, connection: ServedConnection, request: Request, verb: SocketVerb, params: Any, place: Place
     ) -> None:
         self.backend = connection.backend
-        self.cancelled = Cancellation()
+        self.cancelled = Cancellation() if verb.long else NEVER
         self.answered = request.id is not msgspec.UNSET
         self.key: Any = request.id if self.answered else object()
         self.verb = verb
