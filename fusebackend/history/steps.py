@@ -35,7 +35,7 @@ from fusebackend.history.calls import OpenCall
 from fusebackend.history.history_file import Entry
 from fusebackend.history.recorder import CONTENT, MADE, NOT_STAMPED, Recorder, asks_first
 from fusebackend.history.records import Image, Kept, RecordKind, Stamp, stamp_of
-from fusebackend.protocol import STEP, Attr, Change, Changes, LogRow, SnapshotVolume, Volume
+from fusebackend.protocol import STEP, Attr, Changes, LogRow, SnapshotVolume, Volume
 from fusebackend.rules.ruled_volume import NODES
 from fusebackend.vfs.junctions import MountTree, Route
 from fusebackend.volumes.walk import NOWHERE, Place, below, find, known, resolve
@@ -163,19 +163,17 @@ class _Recorded:
         self._pending = []
         with self._recording():
             for change in changes:
-                self._take(route, change)
+                path, node = AgentPath(change.path.rstrip("/")), (change.node or 0) & NODES
+                if change.kind == "created":
+                    self._note(route, "create", path, node=node)
+                elif change.moved_from is not None:
+                    old = AgentPath(change.moved_from.rstrip("/"))
+                    self._note(route, "rename", old, node=node, to_path=to_name(path))
+                elif change.kind == "deleted":  # the verb takes back what it has made, and a commit may have had it
+                    made = [key for key in self._noted if key[:2] == ("create", route)]
+                    back = [key for key in made if self._noted[key].node == node]
+                    self._recorder.history.drop([self._noted.pop(key).number for key in back])
         return [self._noted[key].said for key in self._pending]
-
-    def _take(self, route: Route, change: Change) -> None:
-        path, node = AgentPath(change.path.rstrip("/")), (change.node or 0) & NODES
-        if change.kind == "created":
-            self._note(route, "create", path, node=node)
-        elif change.moved_from is not None:
-            old = AgentPath(change.moved_from.rstrip("/"))
-            self._note(route, "rename", old, node=node, to_path=to_name(path))
-        elif change.kind == "deleted":  # the verb takes back what it has made, and a commit may have had it
-            back = [key for key in self._noted if key[:2] == ("create", route) and self._noted[key].node == node]
-            self._recorder.history.drop([self._noted.pop(key).number for key in back])
 
     def _note(self, route: Route, kind: RecordKind, path: AgentPath, **fields: Any) -> None:
         key = kind, route, path

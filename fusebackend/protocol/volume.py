@@ -17,7 +17,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import KW_ONLY, dataclass
-from typing import Any, NamedTuple, Protocol, Self, TypeAlias, TypeVar, runtime_checkable
+from typing import Any, ClassVar, NamedTuple, Protocol, Self, TypeAlias, TypeVar, runtime_checkable
 
 from fusebackend.base.context import during
 from fusebackend.base.errors import ERRNO_OF_LACK, UNREAD, VANISHED, oserror, unless
@@ -102,11 +102,9 @@ class Attr:
     # of a file's data, or of the names in a directory, that may have left the times as they were.
     version: int = 0
 
-    @property
-    def is_brief(self) -> bool:
-        """True of attributes from a listing that does not tell all: mode and owner are defaults, the time may differ,
-        and what looks like a regular file may be a symbolic link. `lookup` and `getattr` know."""
-        return False
+    is_brief: ClassVar[bool] = False
+    """True of attributes from a listing that does not tell all: mode and owner are defaults, the time may differ, and
+    what looks like a regular file may be a symbolic link. `lookup` and `getattr` know."""
 
     @property
     def fingerprint(self) -> tuple[int, int, int, int]:

@@ -172,7 +172,7 @@ class Entry(Attr):
         return self.opens > 0 or self.dirty
 
     @property
-    def is_brief(self) -> bool:
+    def is_brief(self) -> bool:  # type: ignore[override]  # most volumes have no such attributes
         return self.keeps_attributes and not self.stamped and not self.busy and not self.gone
 
     @property

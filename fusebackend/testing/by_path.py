@@ -37,7 +37,7 @@ def content(volume: Volume, attr: Attr) -> bytes:
         return volume.readlink(attr.node)
     if not stat.S_ISREG(attr.mode):
         return b""
-    with opened(volume, attr.node, os.O_RDONLY) as node:  # `read_all` reads in one view, which may move no access time
+    with opened(volume, attr.node, os.O_RDONLY) as node:  # `read_with` reads in one view, which may move no access time
         data = b""
         while piece := volume.read(node, len(data), 1 << 20):
             data += piece

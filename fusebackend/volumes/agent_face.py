@@ -206,8 +206,7 @@ class AgentVerbs(BackendProtocol):
         """`upload_files` of one file."""
         if (refusal := not_bytes(path, content)) is not None:
             return refusal
-        condition = self._condition(**when)
-        update = self._put_if(self._path(path), bytes(content), condition, replace=True)
+        update = self._put_if(self._path(path), bytes(content), self._condition(**when), replace=True)
         return FileUploadResponse(path=path, files_update=update)
 
     def download_files(self, paths: list[str]) -> list[FileDownloadResponse]:
@@ -229,7 +228,8 @@ OPENED_ANEW = 20
 """So often a file is opened once more that is another one each time: beside many writers of one object a read would say
 that there is none."""
 
-EDIT_ATTEMPTS = 3
+EDIT_ATTEMPTS = 4
+"""The last one keeps the lock."""
 
 
 class VolumeBackend(AgentVerbs):
@@ -408,8 +408,7 @@ class VolumeBackend(AgentVerbs):
     @verbs.UPLOAD_FILES.answers()
     def upload_from(self, path: str, file: IO[bytes], **when: Unpack[Conditions]) -> FileUploadResponse:
         """`upload_files` of one file, from an open file, piece by piece."""
-        condition = Condition.of(**when)
-        self._put_if(self._path(path), FileContents(file), condition, replace=True)
+        self._put_if(self._path(path), FileContents(file), Condition.of(**when), replace=True)
         return FileUploadResponse(path=path)
 
     def _put_if(self, path: AgentPath, data: bytes | FileContents, condition: Condition, *, replace: bool) -> None:
@@ -475,15 +474,11 @@ class VolumeBackend(AgentVerbs):
             rewrite(self._named, node, before, after)
             return True
 
-        for _ in range(EDIT_ATTEMPTS):
+        for left in reversed(range(EDIT_ATTEMPTS)):
             attr = resolve(self._named, path).found
-            if attr.size <= EDITED_LOCKED_BYTES:
-                break
-            ahead = made(attr)
+            ahead = made(attr) if left and attr.size > EDITED_LOCKED_BYTES else None
             if self._rewrite(path, store, attr.node):
                 return
-        ahead = None
-        self._rewrite(path, store, attr.node)
 
     def _rewrite(self, path: AgentPath, work: Callable[[Changes], R], node: int | None = None) -> R:
         """`change_as_one` of the contents of a file, after open handles of it (`rewriting`).
