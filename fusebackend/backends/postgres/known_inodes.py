@@ -27,7 +27,7 @@ from typing import Any, Final
 
 from fusebackend.backends.postgres.statements import FIELDS, Guess, StoredInode
 from fusebackend.backends.postgres.transaction import Wanted
-from fusebackend.base.recent import Recent
+from fusebackend.base.recent import Recent, RecentBytes
 from fusebackend.databases.pipeline import Rows
 from fusebackend.protocol import ROOT_NODE, Link
 from fusebackend.volumes.damage import is_in_range
@@ -43,6 +43,7 @@ MAX_ATTRIBUTE_BYTES: Final = 4096
 """A row with more is asked for each time."""
 
 MAX_NAMES: Final = 50_000
+"""Those of the directory that was used longest ago go first, and no directory with more is kept."""
 
 MAX_CHANGES: Final = 10_000
 
@@ -73,8 +74,7 @@ class KnownInodes:
         self._lock = threading.Lock()
         self._known: Recent[int, StoredInode] = Recent(MAX_INODES)
         self._data = ChunkCache(MAX_BYTES)  # all bytes of files, as of their rows in `_known`
-        self._names: dict[int, _Names] = {}
-        self._named = 0  # how many names there are
+        self._names: RecentBytes[int, _Names] = RecentBytes(MAX_NAMES)  # by how many each directory has
         self._moment = 0
         self._changes: dict[int, int] = {}  # when a node last changed; all others did at `_floor` or before
         self._floor = 0
@@ -114,7 +114,8 @@ class KnownInodes:
 
     def child(self, directory: int, name: bytes) -> int | None:
         """The node under a name, None if there is none, `UNKNOWN` if that is not known."""
-        known = self._names.get(directory)
+        with self._lock:
+            known = self._names.get(directory)
         if known is None:
             return UNKNOWN
         return known.names.get(name, None if known.is_whole else UNKNOWN)
@@ -159,9 +160,8 @@ class KnownInodes:
         with self._lock:
             known = self._names_of(moment, directory, version)
             if known is not None:
-                self._named += name not in known.names
                 known.names[name] = node
-                self._trim_names()
+                self._keep_names(directory, known)
 
     def listed_names(
         self, moment: int, directory: int, version: int, after: bytes, found: Mapping[bytes, int], *, is_end: bool
@@ -171,22 +171,18 @@ class KnownInodes:
             known = self._names_of(moment, directory, version)
             if known is None:
                 return
-            self._named += len(found.keys() - known.names.keys())
             known.names.update(found)
             if known.listed >= after:
                 known.listed = max(known.listed, *found, after) if found else known.listed
                 known.is_whole = known.is_whole or is_end
-            self._trim_names()
+            self._keep_names(directory, known)
 
     def _names_of(self, moment: int, directory: int, version: int) -> _Names | None:
         """Where names that were read belong; None if they are old."""
         if self._changed_at(directory) > moment:
             return None
         known = self._names.get(directory)
-        if known is None or known.version != version:
-            self._drop_names(directory)
-            known = self._names[directory] = _Names(version)
-        return known
+        return known if known is not None and known.version == version else _Names(version)
 
     def committed(
         self,
@@ -205,15 +201,14 @@ class KnownInodes:
             kept = self._names_after(inodes, before) if names is not None else {}
             for (directory, name), node in (names or {}).items():
                 if directory in kept:
-                    self._named += name not in kept[directory].names
                     kept[directory].names[name] = node
             for inode in inodes:
                 is_known = self._changed_at(inode.node) <= moment and inode.nlink > 0
                 self._note_change(inode.node)
                 if is_known:
                     self._set(inode, None)
-            self._names.update(kept)
-            self._trim_names()
+            for directory, known in kept.items():
+                self._keep_names(directory, known)
 
     def _names_after(self, inodes: Iterable[StoredInode], before: Mapping[int, int]) -> dict[int, _Names]:
         """Take out the names of directories that a commit has changed, where they are those before it.
@@ -229,10 +224,16 @@ class KnownInodes:
             if known is None and before.get(inode.node) == 0:
                 kept[inode.node] = _Names(inode.version, is_whole=True)
             elif known is not None and known.version in (before.get(inode.node), inode.version):
-                del self._names[inode.node]
+                self._names.pop(inode.node)
                 known.version = inode.version
                 kept[inode.node] = known
         return kept
+
+    def _keep_names(self, directory: int, known: _Names) -> None:
+        if len(known.names) <= MAX_NAMES:
+            self._names.put(directory, known, len(known.names))
+        else:
+            self._names.pop(directory)
 
     def accessed(self, node: int, atime_ns: int) -> None:
         """The access time of a node's row has been set."""
@@ -254,7 +255,6 @@ class KnownInodes:
                 self._known.clear()
                 self._data.clear()
                 self._names.clear()
-                self._named = 0
             for node in nodes:
                 if node is not None:
                     if (row := self.directory(node)) is not None:
@@ -272,8 +272,7 @@ class KnownInodes:
             self._floor = self._changes.pop(next(iter(self._changes)))
         if node in self._known:
             self._drop(node)
-        if node in self._names:
-            self._drop_names(node)
+        self._names.pop(node)
 
     def _set(self, inode: StoredInode, data: bytes | None) -> None:
         node = inode.node
@@ -287,15 +286,6 @@ class KnownInodes:
     def _drop(self, node: int) -> None:
         self._known.pop(node, None)
         self._data.pop((node, 0))
-
-    def _drop_names(self, directory: int) -> None:
-        known = self._names.pop(directory, None)
-        if known is not None:
-            self._named -= len(known.names)
-
-    def _trim_names(self) -> None:
-        while self._named > MAX_NAMES:
-            self._drop_names(next(iter(self._names)))
 
 
 # -- guesses -----------------------------------------------------------------------------------------------------

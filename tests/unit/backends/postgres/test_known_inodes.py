@@ -184,7 +184,11 @@ def test_names_of_a_new_directory_and_their_bound() -> None:
     assert (known.child(DIRECTORY, b"a"), known.child(DIRECTORY, b"b")) == (5, None)
     names = {b"%05d" % number: number for number in range(1, MAX_NAMES + 2)}
     known.listed_names(known.moment, 4, 1, b"", names, is_end=True)
-    assert known.child(DIRECTORY, b"a") == known.child(4, b"00001") == UNKNOWN
+    assert (known.child(DIRECTORY, b"a"), known.child(4, b"00001")) == (5, UNKNOWN)
+    del names[b"00001"]
+    known.listed_names(known.moment, 4, 1, b"", names, is_end=True)
+    assert (known.child(DIRECTORY, b"a"), known.child(4, b"00002")) == (UNKNOWN, 2)
+    known.changed(4)
     known.listed_names(known.moment, 4, 1, b"", {b"a": 8}, is_end=True)
     assert (known.child(4, b"a"), known.child(4, b"b")) == (8, None)
     known.committed(known.moment, [new], {DIRECTORY: 0})
