@@ -571,7 +571,7 @@ class HistoryListener(ChangeListener):
             self.records.own(call, node, how)
             return None  # no name leads to it, so nothing can be taken back
         # An open file may have lost the name that is known.
-        path = change.path or self._moved.get(node) or change.door.names.last(change.door.route, node)
+        path = change.path or self._moved.get(node) or change.door.names.path(change.door.route, node)
         path = path or change.known[0]
         if path is None:
             raise LookupError(f"the path of node {node} is not known")

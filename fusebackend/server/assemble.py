@@ -360,7 +360,7 @@ class LiveMount:
     def _interrupted(self, route: Route, view: View, path: AgentPath | None, node: int, operation: Operation) -> None:
         """A system call was refused in a view where a verb could have asked for an approval."""
         if path is None:
-            inner = self.filesystem.names.last(route, node)
+            inner = self.filesystem.names.path(route, node)
             if inner is None:
                 return
             path = AgentPath(paths.join(route.prefix, paths.to_text(inner.strip(b"/"))))

@@ -22,7 +22,9 @@ import errno
 import logging
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, Generic, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
+
+import msgspec
 
 from fusebackend.base.errors import VANISHED, oserror
 from fusebackend.protocol import Attr, AttrChanges, Caller
@@ -40,24 +42,14 @@ DoorKind = Literal["create", "link", "remove", "rename", "content", "attributes"
 
 _NO_LOCK: Final = contextlib.nullcontext()
 
-
-class _Found(Generic[T]):
-    """What is found out when somebody asks first, and kept: `cached_property` takes a lock, which no change needs."""
-
-    def __init__(self, find: Callable[[Any], T]) -> None:
-        self._find = find
-        self._name = find.__name__
-
-    def __get__(self, change: DoorChange, kind: object) -> T:
-        found = self._find(change)
-        setattr(change, self._name, found)  # `change.__dict__` would make a dict of its own
-        return found
+_UNASKED: Final[Any] = object()
+"""In place of what nobody has asked for yet, and may be None."""
 
 
-class DoorChange:
+class DoorChange(msgspec.Struct, eq=False):
     """One change of a volume, from before it is made until it has been.
 
-    Attributes:
+    Args:
         node: what is changed; 0 until it is known, for what is made, removed or renamed.
         parent, name: of a change of names; of a link and a rename, the new ones are `new_parent` and `new_name`.
         flags: of a rename.
@@ -66,56 +58,58 @@ class DoorChange:
         ending: closed when the change is over, before anybody's `after`.
     """
 
-    new_parent = 0
-    new_name = b""
-    flags = 0
+    door: Door
+    kind: DoorKind
+    node: int
+    parent: int = 0
+    name: bytes = b""
+    new_parent: int = 0
+    new_name: bytes = b""
+    flags: int = 0
     result: Any = None
     record: Any = None
     ending: contextlib.ExitStack | None = None
+    _attr: Attr | None = None
+    _replaced: Attr | None = _UNASKED
+    _path: bytes | None = _UNASKED
     _known: tuple[bytes | None, bytes | None, int] = (None, None, 0)
 
-    def __init__(self, door: Door, kind: DoorKind, node: int, parent: int = 0, name: bytes = b"") -> None:
-        self.door = door
-        self.kind: DoorKind = kind
-        self.node = node
-        self.parent = parent
-        self.name = name
-
-    @_Found
+    @property
     def attr(self) -> Attr:
         """The attributes before the change; ENOENT and the like as of the volume. Ask first before it."""
-        volume = self.door.route.volume
-        if not self.name:
-            return volume.getattr(self.node)
-        found = volume.find(self.parent, self.name)
-        if found is None:
-            raise oserror(errno.ENOENT, self.name)
-        return found
+        if self._attr is None:
+            volume = self.door.route.volume
+            self._attr = volume.find(self.parent, self.name) if self.name else volume.getattr(self.node)
+            if self._attr is None:
+                raise oserror(errno.ENOENT, self.name)
+        return self._attr
 
-    @_Found
+    @property
     def replaced(self) -> Attr | None:
         """What had the new name before a rename, if anything. Ask first before it."""
-        return self.door.route.volume.find(self.new_parent, self.new_name)
+        if self._replaced is _UNASKED:
+            self._replaced = self.door.route.volume.find(self.new_parent, self.new_name)
+        return self._replaced
 
     @property
     def is_same_file(self) -> bool:
         """True for a rename between two names of one file: POSIX leaves both."""
         return self.replaced is not None and self.replaced.node == self.attr.node
 
-    @_Found
+    @property
     def path(self) -> bytes | None:
         """The path inside the volume, by a name that leads to it; None if none is known."""
-        door = self.door
-        if self.name:
-            return door.names.below(door.route, self.parent, self.name)
-        return door.names.of(door.route, self.node)
+        if self._path is _UNASKED:
+            names, route = self.door.names, self.door.route
+            self._path = names.path(route, self.parent, self.name) if self.name else names.of(route, self.node)
+        return self._path
 
-    @_Found
+    @property
     def to_path(self) -> bytes | None:
         """The new path of a rename."""
         if self.new_parent == self.parent and self.path is not None:
             return self.path[: -len(self.name)] + self.new_name
-        return self.door.names.below(self.door.route, self.new_parent, self.new_name)
+        return self.door.names.path(self.door.route, self.new_parent, self.new_name)
 
     def note_known(self) -> None:
         """Note the paths by which the kernel knows what is changed, before a change that may wait for its route.
@@ -125,10 +119,10 @@ class DoorChange:
         """
         names, route = self.door.names, self.door.route
         if not self.name:
-            self._known = names.last(route, self.node), None, names.moves
+            self._known = names.path(route, self.node), None, names.moves
             return
-        new = names.below(route, self.new_parent, self.new_name) if self.kind == "rename" else None
-        self._known = names.below(route, self.parent, self.name), new, names.moves
+        new = names.path(route, self.new_parent, self.new_name) if self.kind == "rename" else None
+        self._known = names.path(route, self.parent, self.name), new, names.moves
 
     @property
     def known(self) -> tuple[bytes | None, bytes | None]:
@@ -230,9 +224,7 @@ class Door:
 
     def renaming(self, parent: int, name: bytes, new_parent: int, new_name: bytes, flags: int) -> DoorChange:
         """Return a rename that is to be made: the caller needs the same attributes as the listeners."""
-        change = DoorChange(self, "rename", 0, parent, name)
-        change.new_parent, change.new_name, change.flags = new_parent, new_name, flags
-        return change
+        return DoorChange(self, "rename", 0, parent, name, new_parent, new_name, flags)
 
     # -- attributes and data -----------------------------------------------------------------------------------
 

@@ -49,14 +49,13 @@ class Names:
             there.remove((parent, name))
         there.append((parent, name))
 
-    def last(self, route: object, node: int) -> bytes | None:
+    def path(self, route: object, node: int, name: bytes = b"") -> bytes | None:
         if node == ROOT_NODE:
-            return b"/"
-        return self.below(route, *self._found[node][-1]) if node in self._found else None
-
-    def below(self, route: object, node: int, name: bytes) -> bytes | None:
-        above = self.last(route, node)
-        return None if above is None else above.rstrip(b"/") + b"/" + name
+            return b"/" + name
+        if node not in self._found:
+            return None
+        above = self.path(route, *self._found[node][-1])
+        return above + b"/" + name if above and name else above
 
     def of(self, route: object, node: int) -> bytes | None:
         there = self._found.get(node, [])
@@ -64,7 +63,7 @@ class Names:
             if len(there) == 1:
                 return None
             there.pop()
-        return self.last(route, node)
+        return self.path(route, node)
 
     def _leads(self, parent: int, name: bytes, node: int) -> bool:
         try:

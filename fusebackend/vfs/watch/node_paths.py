@@ -46,39 +46,10 @@ class NodePaths:
 
     # -- paths -------------------------------------------------------------------------------------------------
 
-    def below(self, route: Route, node: int, name: bytes) -> bytes | None:
-        """Return the path, inside its volume, of a name in a directory that is changed. None if not known."""
-        return self._path(route, self.inode(route, node), name)
-
-    def of(self, route: Route, node: int) -> bytes | None:
-        """Return the path of a node by a name that leads to it now; None without a known name."""
-        inode = self.inode(route, node)
-        known = self._inodes.get(inode)
-        if self._tree.junction(inode) is not None or known is None:
-            only = None if known is not None else self._elsewhere(inode)
-            if only is not None and not only.is_dir and not self._leads_to(route, only.parent, only.name, node):
-                return None
-            return self._path(route, inode)
-        others = self._inodes.others.get(inode, [])
-        while not self._leads_to(route, known.parent, known.name, node):
-            if not others:
-                return None
-            known.parent, known.name = others.pop()
-        return self._path(route, inode)
-
-    def last(self, route: Route, node: int) -> bytes | None:
-        """Return the path by which the kernel knew a node last. None if it does not know it."""
-        return self._path(route, self.inode(route, node))
-
-    def inode(self, route: Route, node: int) -> int:
-        """Return the inode by which the kernel knows a node: its own, or that of a junction."""
-        number = self._tree.directory(route, node)
-        if route.files is route or self._inodes.get(number) is not None:
-            return number
-        return inode_number(route.files.index, node)
-
-    def _path(self, route: Route, inode: int, below: bytes = b"") -> bytes | None:
-        path = b"/" + below if below else b""
+    def path(self, route: Route, node: int, name: bytes = b"") -> bytes | None:
+        """Return the path, inside its volume, by which the kernel knew a node last, or of a name in that directory.
+        None if it does not know it."""
+        inode, path = self.inode(route, node), b"/" + name if name else b""
         for _ in range(DEEPEST):
             junction = self._tree.junction(inode)
             if junction is not None:
@@ -91,6 +62,29 @@ class NodePaths:
             path = b"/" + known.name + path
             inode = known.parent
         return None
+
+    def of(self, route: Route, node: int) -> bytes | None:
+        """Return the path of a node by a name that leads to it now; None without a known name."""
+        inode = self.inode(route, node)
+        known = self._inodes.get(inode)
+        if self._tree.junction(inode) is not None or known is None:
+            only = None if known is not None else self._elsewhere(inode)
+            if only is not None and not only.is_dir and not self._leads_to(route, only.parent, only.name, node):
+                return None
+            return self.path(route, node)
+        others = self._inodes.others.get(inode, [])
+        while not self._leads_to(route, known.parent, known.name, node):
+            if not others:
+                return None
+            known.parent, known.name = others.pop()
+        return self.path(route, node)
+
+    def inode(self, route: Route, node: int) -> int:
+        """Return the inode by which the kernel knows a node: its own, or that of a junction."""
+        number = self._tree.directory(route, node)
+        if route.files is route or self._inodes.get(number) is not None:
+            return number
+        return inode_number(route.files.index, node)
 
     def _elsewhere(self, inode: int) -> KnownInode | None:
         """Return the record of a directory, or a file that rules restrict, in another tree, if the kernel knows it only
@@ -130,13 +124,13 @@ class NodePaths:
         with volume.lock:
             change = door.renaming(parent[1], name, new_parent[1], new_name, flags)
             moved, other = change.attr, change.replaced if flags & RENAME_EXCHANGE else None
-            before = self._inner(route, parent, name) if self._adopted and moved.is_dir else None
+            before = self._inner(route, parent[1], name) if self._adopted and moved.is_dir else None
             door.make(change, volume.rename, parent[1], name, new_parent[1], new_name, flags)
             self._renamed(route, moved, new_parent, new_name)
             if other is not None:
                 self._renamed(route, other, parent, name)
             if before is not None:
-                self._carry(route, before, self._inner(route, new_parent, new_name), other is not None)
+                self._carry(route, before, self._inner(route, new_parent[1], new_name), other is not None)
             crossed = self._drops_crossed and volume.unpublished > 0
             return crossed, moved.node if self._inodes.beside and moved.is_dir else None
 
@@ -146,8 +140,8 @@ class NodePaths:
         for twin in route.twins if attr.is_dir else ():
             self._inodes.renamed(inode_number(twin.index, attr.node), self._tree.directory(twin, parent[1]), name, attr)
 
-    def _inner(self, route: Route, parent: tuple[int, int], name: bytes) -> str | None:
-        path = self._path(route, parent[0], name)
+    def _inner(self, route: Route, directory: int, name: bytes) -> str | None:
+        path = self.path(route, directory, name)
         return None if path is None else paths.to_text(path)
 
     def adopt(self, routes: Iterable[Route], node: int | None, before: str, after: str) -> None:

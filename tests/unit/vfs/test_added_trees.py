@@ -313,8 +313,8 @@ def test_a_change_through_one_is_told_of_the_other(filesystem: FileSystem, kerne
                ("entry", ROOT_INODE, b"e"), ("inode", ROOT_INODE)]  # fmt: skip
     assert sorted(told(kernel), key=str) == sorted(notices, key=str)
     assert filesystem.overtaken.generation > before, "answers that are on their way are not believed"
-    assert filesystem.names.last(filesystem.tree.routes[0], node_of(directory)) == b"/e"
-    assert filesystem.names.last(filesystem.tree.attached[route_index(twin)], node_of(directory)) == b"/e"
+    assert filesystem.names.path(filesystem.tree.routes[0], node_of(directory)) == b"/e"
+    assert filesystem.names.path(filesystem.tree.attached[route_index(twin)], node_of(directory)) == b"/e"
 
 
 def test_an_answer_that_a_change_through_the_other_has_overtaken_is_not_believed(
