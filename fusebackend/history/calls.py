@@ -405,7 +405,8 @@ class Processes:
     def __init__(self) -> None:
         self._kept: Recent[int, _Kept] = Recent(MOST_KEPT, _close)
         self._guard = threading.Lock()
-        self.namespace = _namespace(os.getpid())
+        own = process_of(os.getpid())
+        self.namespace = 0 if own is None else own.namespace
         """The inode of the server's pid namespace."""
 
     def of(self, thread: int) -> Process | None:
@@ -418,7 +419,11 @@ class Processes:
                 if _has_its_id(kept.descriptor):
                     return kept.process
                 _close(self._kept.pop(thread))
-            descriptor = _open(thread)
+            descriptor = None
+            for flags in (_PIDFD_THREAD, 0):
+                with contextlib.suppress(OSError):
+                    descriptor = os.pidfd_open(thread, flags)
+                    break
             process = process_of(thread)
             if descriptor is None:
                 return process
@@ -455,25 +460,26 @@ def _has_its_id(descriptor: int) -> bool:
 
 
 def process_of(thread: int) -> Process | None:
-    """Return what /proc shows of the process of a thread; None if it has ended."""
+    """Return what /proc shows of the process of a thread; None if it has ended.
+
+    The kernel reads a command line from the process's memory, under its `mmap_lock`: another of its threads may hold
+    that in a page fault that waits for this mount (`fuse_page_mkwrite`). So that of a process with one thread is read.
+    """
+    command, namespace = b"", 0
     try:
         status = proc.read(f"{thread}/status")
         leader, uids, threads = (status.partition(b"\n%b:" % name)[2].split(maxsplit=2) for name in _FIELDS)
         pid, uid = int(leader[0]), int(uids[1])
         name, _, rest = proc.read(f"{pid}/stat").rpartition(b")")
         words = rest.split()
-        command = _command_line(pid) if int(threads[0]) == 1 else b""
+        if int(threads[0]) == 1:
+            command = proc.read(f"{pid}/cmdline", _COMMAND_BYTES).rstrip(b"\0").replace(b"\0", b" ")
     except (OSError, IndexError, ValueError):
         return None
+    with contextlib.suppress(OSError):
+        namespace = os.stat(f"/proc/{pid}/ns/pid").st_ino
     text = (command or name.partition(b"(")[2]).decode("utf-8", "replace")
-    return Process(pid, int(words[19]), int(words[1]), int(words[3]), uid, _namespace(pid), text)
-
-
-def _command_line(pid: int) -> bytes:
-    """Return the command line of a process with one thread. The kernel reads it from the process's memory, under its
-    `mmap_lock`: another thread may hold that in a page fault that waits for this mount (`fuse_page_mkwrite`)."""
-    with open(f"/proc/{pid}/cmdline", "rb") as file:
-        return file.read(_COMMAND_BYTES).rstrip(b"\0").replace(b"\0", b" ")
+    return Process(pid, int(words[19]), int(words[1]), int(words[3]), uid, namespace, text)
 
 
 def ancestors(process: Process) -> Iterator[tuple[int, int]]:
@@ -489,17 +495,3 @@ def ancestors(process: Process) -> Iterator[tuple[int, int]]:
             return
         yield parent, int(words[19])
         parent = int(words[1])
-
-
-def _namespace(pid: int) -> int:
-    try:
-        return os.stat(f"/proc/{pid}/ns/pid").st_ino
-    except OSError:
-        return 0
-
-
-def _open(thread: int) -> int | None:
-    for flags in (_PIDFD_THREAD, 0):
-        with contextlib.suppress(OSError):
-            return os.pidfd_open(thread, flags)
-    return None

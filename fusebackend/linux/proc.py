@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 
-def read(name: str) -> bytes:
-    """Return a file below /proc.
+def read(name: str, most_bytes: int = -1) -> bytes:
+    """Return a file below /proc, or so many bytes of it.
 
     Raises:
         OSError: ENOENT, ESRCH, the process has ended.
     """
     with open(f"/proc/{name}", "rb") as file:
-        return file.read()
+        return file.read(most_bytes)
 
 
 def stat(pid: int) -> list[bytes]:
