@@ -21,7 +21,7 @@ from pyfuse3 import EntryAttributes, FileInfo, FUSEError, RequestContext, Setatt
 from fusebackend.base.heap import Spare
 from fusebackend.fuse.pyfuse3_patches.cached_opendir import CachedOpendir
 from fusebackend.protocol import AttrChanges, Caller
-from fusebackend.vfs.calls.request import asked
+from fusebackend.vfs.calls.request import Request, asked
 from fusebackend.vfs.inodes import Entry
 from fusebackend.vfs.mounted_tree import FileSystem
 
@@ -42,7 +42,10 @@ def answers(handler: Handler) -> Handler:
     async def answering(self: Operations, *request: Any) -> Any:
         self.counters[name] += 1
         context = request[-1]
-        asked.set((name, context if isinstance(context, RequestContext) else None))
+        if isinstance(context, RequestContext):
+            asked.set(Request(name, context.pid, context.uid, context.gid))
+        else:  # the kernel does not say who asks
+            asked.set(Request(name))
         done = self.begin and self.begin(name, request[0])
         try:
             if self.spare is not None and name in _GROWING:

@@ -11,7 +11,8 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import signal
-from typing import Any, Final, Protocol, TypeAlias
+from collections.abc import Callable
+from typing import Any, Final
 
 import msgspec
 
@@ -28,7 +29,8 @@ UNSEEN: Final = object()
 
 
 class Request(msgspec.Struct):
-    """A request: its kind, its thread (0 for the kernel's own, or if not known) and its user."""
+    """A request: its kind, its thread (0 for the kernel's own, or if not known), and the user and the group of its
+    accesses to files (`fsuid`)."""
 
     verb: str
     thread: int = 0
@@ -78,38 +80,10 @@ class Request(msgspec.Struct):
 NOBODYS = Request("a call")
 
 
-class Asker(Protocol):
-    """pyfuse3's `RequestContext`."""
+asked: contextvars.ContextVar[Request] = contextvars.ContextVar("fusebackend_request", default=NOBODYS)
 
-    @property
-    def pid(self) -> int:
-        """Of the thread; 0 for the kernel's own requests."""
-
-    @property
-    def uid(self) -> int:
-        """The user of its accesses to files (`fsuid`)."""
-
-    @property
-    def gid(self) -> int:
-        """Their group."""
-
-
-_Asked: TypeAlias = Request | tuple[str, Asker | None]
-
-asked: contextvars.ContextVar[_Asked] = contextvars.ContextVar("fusebackend_request", default=NOBODYS)
-"""Of the request that this task answers: its kind, and its asker, None where the kernel does not give one. Most are
-answered before a `Request` is needed: it is made by `current`."""
-
-
-def current() -> Request:
-    """Return the request that this task answers."""
-    found = asked.get()
-    if isinstance(found, Request):
-        return found
-    verb, asker = found
-    made = Request(verb) if asker is None else Request(verb, asker.pid, asker.uid, asker.gid)
-    asked.set(made)  # a change with a history asks several times
-    return made
+current: Final[Callable[[], Request]] = asked.get
+"""Returns the request that this task answers."""
 
 
 def on_behalf_of(opener: Request) -> None:

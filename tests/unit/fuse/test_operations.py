@@ -14,6 +14,7 @@ from pyfuse3 import FUSEError
 
 from fusebackend.fuse.operations import Operations, pack
 from fusebackend.protocol import Attr
+from fusebackend.vfs.calls import request
 from fusebackend.vfs.inodes import Entry
 
 NOT_HANDLERS = {"init", "stacktrace"}
@@ -60,6 +61,29 @@ def call(operations: Operations, name: str) -> Any:
     with pytest.raises(StopIteration) as end:
         coroutine.send(None)
     return end.value.value
+
+
+def test_a_request_never_outlives_the_next_one_of_the_same_worker() -> None:
+    seen: list[request.Request] = []
+
+    class Seeing:
+        def __getattr__(self, name: str) -> Any:
+            async def see(*arguments: object) -> None:
+                seen.append(request.current())
+
+            return see
+
+    filesystem: Any = Seeing()
+    operations = Operations(filesystem)
+    for coroutine in (
+        operations.unlink(1, b"a", pyfuse3.RequestContext()),
+        operations.release(1),
+        operations.unlink(1, b"b", pyfuse3.RequestContext()),
+    ):
+        with pytest.raises(StopIteration):
+            coroutine.send(None)
+    assert [each.verb for each in seen] == ["unlink", "release", "unlink"]
+    assert seen[0] is not seen[2]
 
 
 def test_every_request_of_pyfuse3_has_a_handler() -> None:

@@ -23,7 +23,6 @@ from for_each import for_each
 
 from fusebackend.base import budget
 from fusebackend.base.deadline import BoundedCalls, GivenUp, RouteDown
-from fusebackend.protocol import Caller
 from fusebackend.vfs.calls import executor, request
 from fusebackend.vfs.calls.executor import FAILURES_TO_OPEN, RouteExecutor
 
@@ -204,9 +203,9 @@ async def test_the_outcome_of_a_change_is_unknown_and_that_of_a_question_no_matt
 ) -> None:
     route_executor = executor_of(True, deadline_s=0.05, name="Route '/x/'")
 
-    request.asked.set(("rename", None))
+    request.asked.set(request.Request("rename"))
     await fails(errno.ETIMEDOUT, lambda: route_executor.call(hanging))
-    request.asked.set(("read", Caller(0, 0, 4711)))
+    request.asked.set(request.Request("read", 4711, 0, 0))
     await fails(errno.ETIMEDOUT, lambda: route_executor.ask(hanging))
     assert [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING] == [
         "Route '/x/': no answer to rename within 0.05 s; whether it was done is not known",
@@ -262,7 +261,7 @@ async def test_nobody_waits_for_a_call_whose_process_was_killed(
     route_executor = executor_of(True, deadline_s=LIMIT_S, max_calls=1)
 
     async def ask_for(thread: int) -> None:
-        request.asked.set(("read", Caller(0, 0, thread)))
+        request.asked.set(request.Request("read", thread, 0, 0))
         await fails(errno.EINTR, lambda: route_executor.ask(hanging))
 
     async with trio.open_nursery() as nursery:

@@ -59,13 +59,13 @@ class World:
         """Look up every name of a path, as Linux does on a second walk."""
         inode = ROOT_INODE
         for name in path.split("/"):
-            request.asked.set(("lookup", Caller(ME.uid, ME.gid, thread)))
+            request.asked.set(request.Request("lookup", thread, ME.uid, ME.gid))
             inode = (await self.filesystem.lookup(inode, name.encode())).inode
         return inode
 
     async def open(self, thread: int, inode: int, flags: int = os.O_RDONLY) -> bool:
         """Open it and close it again; returns whether pages were kept."""
-        request.asked.set(("open", Caller(ME.uid, ME.gid, thread)))
+        request.asked.set(request.Request("open", thread, ME.uid, ME.gid))
         opened = await self.filesystem.open(inode, flags)
         await self.filesystem.release(opened.number)
         return opened.keep_pages
@@ -144,7 +144,7 @@ async def test_what_was_refused_and_ended_otherwise_is_not_believed_later(world:
     inode = await world.walk(1, "d/f")
     rename_file(world)
     await world.refused(1, inode)
-    request.asked.set(("mkdir", Caller(ME.uid, ME.gid, 1)))
+    request.asked.set(request.Request("mkdir", 1, ME.uid, ME.gid))
     await world.filesystem.mkdir(ROOT_INODE, b"other", 0o755, ME)
     await world.refused(1, inode)
 
@@ -172,16 +172,16 @@ async def test_a_second_walk_of_two_paths_is_believed_about_both(world: World) -
     world.make(ROOT_NODE, b"new")
     world.volume.unlink(world.directory, b"f")
     world.volume.rename(ROOT_NODE, b"e", ROOT_NODE, b"d")
-    request.asked.set(("lookup", Caller(ME.uid, ME.gid, 1)))
+    request.asked.set(request.Request("lookup", 1, ME.uid, ME.gid))
     with fails(errno.ESTALE):
         await world.filesystem.lookup(stale, b"b")
     directory = await world.walk(1, "d")
     await world.walk(1, "new")
-    request.asked.set(("lookup", Caller(ME.uid, ME.gid, 1)))
+    request.asked.set(request.Request("lookup", 1, ME.uid, ME.gid))
     assert (await world.filesystem.lookup(directory, b"b")).inode == 0, "it is absent"
     await world.filesystem.rename(ROOT_INODE, b"new", directory, b"b", 0)
     assert world.volume.lookup(other, b"b").node
-    request.asked.set(("lookup", Caller(ME.uid, ME.gid, 1)))
+    request.asked.set(request.Request("lookup", 1, ME.uid, ME.gid))
     with pytest.raises(OSError):
         await world.filesystem.lookup(directory, b"c")  # the walk has ended with the rename
 
@@ -196,7 +196,7 @@ async def test_a_truncation_by_a_wrong_name_changes_nothing(world: World) -> Non
         lambda: world.filesystem.setattr(inode, AttrChanges(size=0)),
         lambda: world.filesystem.open(inode, os.O_WRONLY | os.O_TRUNC),
     ):
-        request.asked.set(("setattr", Caller(ME.uid, ME.gid, 7)))
+        request.asked.set(request.Request("setattr", 7, ME.uid, ME.gid))
         with fails(errno.ESTALE):
             await truncate()  # type: ignore[no-untyped-call]
         world.filesystem.revalidation.arrived()
@@ -223,7 +223,7 @@ async def test_a_name_beside_the_one_that_is_renamed_stays_known(world: World) -
 
     inode = await world.walk(1, "d/f")
     directory = await world.walk(1, "d")
-    request.asked.set(("link", Caller(ME.uid, ME.gid, 1)))
+    request.asked.set(request.Request("link", 1, ME.uid, ME.gid))
     await world.filesystem.link(inode, ROOT_INODE, b"beside")
     for old, new in ((b"f", b"g"), (b"g", b"h")):
         await world.filesystem.rename(directory, old, directory, new, 0)

@@ -155,9 +155,9 @@ def test_no_pages_are_kept_beside_a_handle_with_o_direct() -> None:
 
 
 def _open_as_nobody(filesystem: FileSystem, inode: int, flags: int) -> int:
-    request.asked.set(("open", Caller(65534, 65534, 0)))
+    request.asked.set(request.Request("open", 0, 65534, 65534))
     number = run(filesystem.open(inode, flags)).number
-    request.asked.set(("write", None))
+    request.asked.set(request.Request("write"))
     return number
 
 
