@@ -141,12 +141,12 @@ class VolumeRecords:
                 image = self._images.keep(self._volume, attr)
             if identity is None and replaced and image is None:
                 identity = b"%d" % node
-        return Kept(node, before, image, attr.fingerprint, identity)
+        return Kept(node, before, image, attr.ctime_ns, identity)
 
     def identity(self, attr: Attr) -> bytes | None:
         """Return what names a file for longer than its node, see `Volume.lasting`; None if nothing does."""
         try:
-            return None if attr.is_dir else self._volume.lasting(attr.node)
+            return None if stat.S_ISDIR(attr.mode) else self._volume.lasting(attr.node)
         except OSError:
             return None
 

@@ -103,8 +103,7 @@ class Kept(NamedTuple):
     before: State
     image: Image | None
     """None for what has no bytes, and for bytes that an earlier record of the same call leads to."""
-    fingerprint: tuple[int, ...] = ()
-    """`Attr.fingerprint`."""
+    ctime_ns: int = 0
     identity: bytes | None = None
     """What names the file for longer than its node (`Volume.lasting`), or its node, as digits, where the record has
     another one."""

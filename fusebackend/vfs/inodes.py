@@ -7,8 +7,11 @@ Each inode that the kernel knows has one small record; it goes when the kernel f
 
 from __future__ import annotations
 
+import stat
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple, TypeAlias, TypeVar
+
+import msgspec
 
 from fusebackend.base import heap
 from fusebackend.protocol import MAX_NODE, ROOT_NODE, Attr
@@ -48,18 +51,15 @@ Emit: TypeAlias = Callable[[bytes, Entry, int], bool]
 """Of a listing: given a name, its entry and the position after it; False when there is no room for it."""
 
 
-class KnownInode:
+class KnownInode(msgspec.Struct, eq=False, gc=False):
     """An inode that the kernel knows. Features have records of their own (`InodeTable.by_inode`)."""
 
-    __slots__ = ("is_dir", "lookups", "name", "opens", "parent", "size")
-
-    def __init__(self, is_dir: bool, size: int = 0, parent: int = 0, name: bytes = b"") -> None:
-        self.is_dir = is_dir
-        self.lookups = 0
-        self.opens = 0  # open handles
-        self.size = size  # bytes, as the kernel has it: from an answer, or after its own write
-        self.parent = parent  # the directory in which it was last found …
-        self.name = name  # … and by which name; see `watch/node_paths.py`
+    is_dir: bool
+    size: int = 0  # bytes, as the kernel has it: from an answer, or after its own write
+    parent: int = 0  # the directory in which it was last found …
+    name: bytes = b""  # … and by which name; see `watch/node_paths.py`
+    lookups: int = 0
+    opens: int = 0  # open handles
 
 
 OTHER_NAMES = 8
@@ -117,7 +117,7 @@ class InodeTable:
         """The kernel is given one more reference, under a name in `parent`."""
         known = self._known.get(inode)
         if known is None:
-            known = self._known[inode] = KnownInode(attr.is_dir, attr.size, parent, name)
+            known = self._known[inode] = KnownInode(stat.S_ISDIR(attr.mode), attr.size, parent, name)
             self.beside += inode >= self._first_beside
         elif known.name != name or known.parent != parent:
             self.renamed(inode, parent, name, attr)
