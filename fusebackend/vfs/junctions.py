@@ -249,32 +249,28 @@ class Junction:
         self.underlying: tuple[Route, int] | None = None if route is None else (route, ROOT_NODE)
 
     @property
-    def timeout_s(self) -> float:
-        """The entry and attribute timeout. 0 except for roots of routes: a way may become real without a notice."""
-        if self.pinned is not None:
-            return ENDLESS_TIMEOUT_S
-        return self.route.policy.timeout_s if self.route is not None else 0.0
-
-    @property
     def is_listed(self) -> bool:
         """True if listings of the directory above show it."""
         return bool(self.children) if self._listed is None else self._listed
 
-    async def attributes(self, synthesised: Attr) -> Attr:
-        """Return the attributes of the junction: its directory's, or `synthesised` where it has none.
+    async def attributes(self, synthesised: Attr) -> tuple[Attr, float]:
+        """Return the attributes of the junction, its directory's or `synthesised` where it has none, and the entry and
+        attribute timeout: 0 except for roots of routes, as a way may become real without a notice.
 
-        If its volume hangs, the last ones: other routes below it must not wait.
+        If its volume hangs, the last attributes: other routes below it must not wait.
         """
         if self.pinned is not None:
-            return self.pinned
+            return self.pinned, ENDLESS_TIMEOUT_S
+        attr: Attr | None = None
         if not self.children or not self.holder.executor.blocking:
-            return await self._ask(synthesised)
-        if time.monotonic() >= self.ask_after:
+            attr = await self._ask(synthesised)
+        elif time.monotonic() >= self.ask_after:
             with contextlib.suppress(TimeoutError), trio.move_on_after(WAY_PATIENCE_S):
-                self.attr = await self._ask(synthesised)
-                return self.attr
-            self.ask_after = time.monotonic() + WAY_RETRY_S
-        return self.attr or synthesised
+                attr = self.attr = await self._ask(synthesised)
+            if attr is None:
+                self.ask_after = time.monotonic() + WAY_RETRY_S
+        timeout_s = self.route.policy.timeout_s if self.route is not None else 0.0
+        return attr or self.attr or synthesised, timeout_s
 
     async def _ask(self, synthesised: Attr) -> Attr:
         place = await self.place()

@@ -177,9 +177,9 @@ class FileSystem:
         if junction is not None:
             child = self.tree.child(junction, name)
             if child is not None:
-                attr = await child.attributes(self.resolver.synthesised)
+                attr, timeout_s = await child.attributes(self.resolver.synthesised)
                 self.inodes.reference(child.inode, parent, name, attr)
-                return Entry(child.inode, attr, child.timeout_s)
+                return Entry(child.inode, attr, timeout_s)
             if name == junction.servers_name:
                 return Entry(0, None, ENDLESS_TIMEOUT_S)
             if junction.route is None and await junction.place() is None:
@@ -294,8 +294,7 @@ class FileSystem:
     async def getattr(self, inode: int) -> Entry:
         junction = self.tree.junction(inode)
         if junction is not None:
-            attr = await junction.attributes(self.resolver.synthesised)
-            return Entry(inode, attr, junction.timeout_s)
+            return Entry(inode, *await junction.attributes(self.resolver.synthesised))
         route, node = await self.resolver.place(inode)
         generation = self.overtaken.generation
         attr = await route.ask(route.volume.getattr, node)
