@@ -9,8 +9,7 @@
         def backend(self):
             return MyBackend()            # a new and empty one for each test
 
-The class declares the differences that a backend may have; `Case` lists and explains them. A backend with only
-the names and the habits of the seeds runs with `SeedConformance`.
+The class declares the differences that a backend may have; `Case` lists and explains them.
 """
 
 from __future__ import annotations
@@ -44,13 +43,8 @@ from fusebackend.testing.each import each, needs
 class Case:
     """The base class of the cases. A subclass overrides the fixture `backend`, and those words below that differ."""
 
-    seed_vocabulary: bool = False
-    """The backend has verbs of the seeds only, and not all of them: a case that meets `NotImplementedError` is skipped.
-    For any other backend it fails, except for `delete` and `move` where these are declared to be missing."""
     supports_delete: bool = True
     supports_move: bool = True
-    reads_records: bool = True
-    """`read` answers with a `ReadResult`; False for the seeds' numbered text."""
     cancelled_s: float = 2.0
     """A cancelled call must return within this time; on a quiet machine most take some milliseconds."""
     replaces_existing: bool = False
@@ -61,27 +55,16 @@ class Case:
     """A directory outlives its last file; False where directories are only parts of paths. For a path below a file,
     `grep`, `glob` and `download_files` may then answer that there is nothing, instead of an error for a bad path."""
     checks_paths: bool = True
-    """Bad paths are errors: empty, above the root, `~`, NUL, a file used as a directory, a lone surrogate."""
-    limits_names: bool = True
-    """Names over 255 bytes and paths over 4,096 are errors, as on Linux. Only with `checks_paths`."""
-    normalises_paths: bool = True
-    """`//a/./b/../c` is `/a/c`, and so is `a/c`."""
+    """Bad paths are errors: empty, above the root, `~`, NUL, a file used as a directory, a lone surrogate; and, as on
+    Linux, names over 255 bytes and paths over 4,096."""
     resolves_dot_dot: bool = True
-    """`/x/../a` is `/a`, by its text; False where `..` is refused. Only with `normalises_paths`."""
+    """`/x/../a` is `/a`, by its text; False where `..` is refused."""
     any_name: bool = True
     """Names may be any bytes that Linux allows, shown with surrogateescape where they are not UTF-8."""
-    shell_globs: bool = True
-    """`glob`, and the filter of `grep`, follow the rules of `fusebackend.base.globs`."""
     finds_text_only: bool = True
     """`grep` treats files with a NUL byte, or that are not UTF-8, as binary, and finds nothing in them."""
     preserves_crlf: bool = True
     """`read` ends lines at LF alone, and `edit` keeps the line ends that a file has, CRLF or not."""
-    sizes_in_bytes: bool = True
-    """The size in a listing is that of the bytes, not of the characters."""
-    awaits_under_trio: bool = True
-    """The a* twins can be awaited under trio as well as under asyncio."""
-    ends_when_cancelled: bool = True
-    """A cancelled a* twin ends at once. If it has not begun, it never does; a change that has begun may finish."""
     big_file_bytes: int = (9 << 20) + 5
     """The size of the large file in the tests that have one."""
     many_entries: int = 1100
@@ -113,7 +96,7 @@ def _word_of(verb: str) -> tuple[str, ...]:
 
 
 class Probe:
-    """Calls each verb of the backend under its name. A missing verb skips the case or fails it (`without`)."""
+    """Calls each verb of the backend under its name. A missing verb fails the case."""
 
     def __init__(self, backend: BackendProtocol, case: Case) -> None:
         self.backend = backend
@@ -136,9 +119,7 @@ class Probe:
         return call
 
     def without(self, error: NotImplementedError) -> None:
-        """Handle a missing verb: skip the case where that is declared, else fail it."""
-        if self.case.seed_vocabulary:
-            pytest.skip(f"a verb is missing: {error}")
+        """Fail for a missing verb."""
         pytest.fail(f"{type(self.backend).__name__} lacks a verb and does not declare it: {error}")
 
     def put(self, path: str, content: str = "") -> None:
@@ -201,7 +182,6 @@ class ListingCases(Case):
         assert b.names("/a") == ["/a/one.txt", "/a/sub/"]
         assert [entry.get("is_dir", False) for entry in b.ls("/a").entries] == [False, True]
 
-    @needs("sizes_in_bytes")
     def test_sizes_are_bytes(self, b: Probe) -> None:
         b.put("/file.txt", "日本\n")
         assert b.ls("/").entries[0]["size"] == 7
@@ -212,7 +192,6 @@ class ListingCases(Case):
         assert modified.tzinfo is not None
         assert abs(datetime.datetime.now(datetime.UTC) - modified) < datetime.timedelta(hours=1)
 
-    @needs("normalises_paths")
     def test_a_trailing_slash_makes_no_difference(self, b: Probe) -> None:
         b.put("/dir/file.txt", "x")
         assert b.names("/dir/") == b.names("/dir") == ["/dir/file.txt"]
@@ -253,27 +232,25 @@ WINDOWS = [
 ]
 
 
-NUMBERED: list[tuple[tuple[str, ...], str, dict[str, int], str]] = [
-    ((), "first\nsecond", {}, "     1\tfirst\n     2\tsecond"),
-    ((), TEN, {"offset": 8, "limit": 2}, "     9\tline 9\n    10\tline 10"),
-    (("reads_records",), "x" * 12_000 + "\nshort\n", {},
+NUMBERED: list[tuple[str, dict[str, int], str]] = [
+    ("first\nsecond", {}, "     1\tfirst\n     2\tsecond"),
+    (TEN, {"offset": 8, "limit": 2}, "     9\tline 9\n    10\tline 10"),
+    ("x" * 12_000 + "\nshort\n", {},
      "\n".join(["     1\t" + "x" * 5000, "   1.1\t" + "x" * 5000, "   1.2\t" + "x" * 2000, "     2\tshort"])),
 ]  # fmt: skip
-"""What a backend must declare, a text, a window, and its numbered text."""
+"""A text, a window, and its numbered text."""
 
 
 class ReadingCases(Case):
     def test_numbered_text_keeps_the_numbers_of_the_file(self, b: Probe) -> None:
         for number, case in enumerate(each(NUMBERED)):
-            with case as (words, content, window, shown):
-                self.require(b.backend, words)
+            with case as (content, window, shown):
                 b.put(f"/{number}.txt", content)
                 assert str(b.read(f"/{number}.txt", **window)) == shown
 
     def test_a_missing_file_is_named(self, b: Probe) -> None:
         assert str(b.read("/none.txt")) == "Error: File '/none.txt' not found"
 
-    @needs("reads_records")
     def test_a_window_of_lines(self, b: Probe) -> None:
         b.put("/ten.txt", TEN)
         for case in each(WINDOWS):
@@ -283,7 +260,6 @@ class ReadingCases(Case):
                 assert (result.error, result.total_lines, result.file_data["encoding"]) == (None, 10, "utf-8")
                 assert result.file_data["content"] == "".join(f"line {number}\n" for number in range(start, end + 1))
 
-    @needs("reads_records")
     def test_windows_put_together_are_the_file(self, b: Probe) -> None:
         content = "a\n\nb\u2028c\x0cd\n" * 7 + "no newline at the end"
         b.put("/pages.txt", content)
@@ -295,12 +271,10 @@ class ReadingCases(Case):
             offset = result.next_offset
         assert "".join(pieces) == content
 
-    @needs("reads_records")
     def test_an_offset_past_the_end_is_an_error(self, b: Probe) -> None:
         b.put("/ten.txt", TEN)
         assert b.read("/ten.txt", offset=10).error == "Line offset 10 exceeds file length (10 lines)"
 
-    @needs("reads_records")
     def test_a_limit_of_nothing_asks_for_no_lines(self, b: Probe) -> None:
         b.put("/ten.txt", TEN)
         for case in each([0, -1]):
@@ -311,7 +285,6 @@ class ReadingCases(Case):
                 assert result.file_data["content"] == ""
                 assert result.start_line is None
 
-    @needs("reads_records")
     def test_white_space_alone_has_no_window_and_a_reminder(self, b: Probe) -> None:
         for case in each(["", "\n", " \t\r\n "]):
             with case as content:
@@ -323,7 +296,6 @@ class ReadingCases(Case):
                 assert result.start_line is None and result.total_lines is None
                 assert str(result) == "System reminder: File exists but has empty contents"
 
-    @needs("reads_records")
     def test_crlf_is_lf_in_the_window_and_stays_in_the_file(self, b: Probe) -> None:
         b.put("/dos.txt", "one\r\ntwo\r\nthree\n")
         result = b.read("/dos.txt")
@@ -331,7 +303,7 @@ class ReadingCases(Case):
         assert result.total_lines == 3
         assert b.bytes_of("/dos.txt") == b"one\r\ntwo\r\nthree\n"
 
-    @needs("reads_records", "preserves_crlf")
+    @needs("preserves_crlf")
     def test_a_line_has_the_number_that_grep_gives_it(self, b: Probe) -> None:
         b.put("/odd.txt", "a\rb\x0bc\x0cd\x1ce\x1df\x1eg\x85h\u2028i\u2029j\r\nneedle\rlast")
         ((_, number, line),) = b.grepped("needle")
@@ -346,7 +318,7 @@ class ReadingCases(Case):
         assert "한국어" in b.read("/words.txt")
         assert b.bytes_of("/words.txt").decode() == content
 
-    @needs("reads_records", "byte_exact")
+    @needs("byte_exact")
     def test_what_is_binary_is_read_whole_in_base64(self, b: Probe) -> None:
         """By its extension, or since it is not UTF-8."""
         for case in each({"/picture.PNG": b"text\n" * 5, "/data.bin": bytes(range(256))}.items()):
@@ -356,7 +328,6 @@ class ReadingCases(Case):
                 assert (result.error, result.start_line, result.file_data["encoding"]) == (None, None, "base64")
                 assert base64.b64decode(result.file_data["content"]) == content
 
-    @needs("reads_records")
     def test_a_window_far_into_a_large_file(self, b: Probe) -> None:
         lines = self.big_file_bytes // 16
         b.put_bytes("/large.txt", b"".join(b"%015d\n" % number for number in range(lines)))
@@ -423,7 +394,6 @@ GREPS: list[tuple[str, str | None, str | None, list[tuple[str, int, str]]]] = [
 
 
 class SearchingCases(Case):
-    @needs("shell_globs")
     def test_the_rules_of_globs(self, b: Probe) -> None:
         for name in TREE:
             b.put(name, "x")
@@ -431,7 +401,6 @@ class SearchingCases(Case):
             with case as (pattern, path, found):
                 assert b.globbed(pattern, path) == found
 
-    @needs("shell_globs")
     def test_patterns_that_are_refused(self, b: Probe) -> None:
         b.put("/src/main.py", "x")
         for case in each(["../*", "src/../*", ""]):
@@ -445,7 +414,7 @@ class SearchingCases(Case):
         assert (entry["path"], entry["size"], entry.get("is_dir", False)) == ("/dir/file.txt", 4, False)
         assert [entry["path"] for entry in b.glob_info("*.txt")] == ["/dir/file.txt"]
 
-    @needs("finds_text_only", "shell_globs")
+    @needs("finds_text_only")
     def test_grep_is_literal_and_goes_by_lines(self, b: Probe) -> None:
         for name, content in GREPPED.items():
             b.put(name, content)
@@ -517,7 +486,7 @@ EDITS: list[tuple[tuple[str, ...], str, tuple[Any, ...], str | None, int | str]]
     ((), "ab ab ab", ("ab", "x", True), "x x x", 3),
     ((), "ab ab ab", ("ab", "x"), None, "3 times"),
     ((), "text", ("nothing", "x"), None, ""),
-    (("reads_records",), "text", ("", "x"), None, ""),
+    ((), "text", ("", "x"), None, ""),
     (("preserves_crlf",), "one\r\ntwo\r\nthree\r\n", ("one\ntwo", "1\n2\n2b"), "1\r\n2\r\n2b\r\nthree\r\n", 1),
 ]
 """What a backend must declare, the text of a file, an edit, and the text after it with the number of occurrences; None
@@ -528,8 +497,8 @@ REFUSED: list[tuple[Any, ...]] = [
     ((), "write", "/dir", "y"),
     ((), "write", "/", "y"),
     ((), "edit", "/dir", "x", "y"),
-    (("reads_records",), "read", "/dir"),
-    (("reads_records",), "read", "/"),
+    ((), "read", "/dir"),
+    ((), "read", "/"),
     (("supports_delete",), "delete", "/"),
     (("supports_move",), "move", "/", "/elsewhere"),
 ]
@@ -579,20 +548,19 @@ class EditingCases(Case):
         assert b.edit("/mixed.txt", "two", "2").error is None
         assert b.bytes_of("/mixed.txt") == b"one\r\n2\nthree\r\n"
 
-    @needs("preserves_crlf", "reads_records")
+    @needs("preserves_crlf")
     def test_edit_takes_what_read_shows(self, b: Probe) -> None:
         b.put("/mixed.txt", "one\r\ntwo\nthree\rthree\r\nfour\x0cfour\n")
         shown = b.read("/mixed.txt").file_data["content"]
         assert b.edit("/mixed.txt", shown, shown.replace("two\n", "2\n2b\n")).error is None
         assert b.bytes_of("/mixed.txt") == b"one\r\n2\n2b\nthree\rthree\r\nfour\x0cfour\n"
 
-    @needs("byte_exact", "reads_records")
+    @needs("byte_exact")
     def test_edit_of_bytes_is_refused(self, b: Probe) -> None:
         b.put_bytes("/data.bin", b"\xff\xfe text")
         assert b.edit("/data.bin", "text", "x").error
         assert b.bytes_of("/data.bin") == b"\xff\xfe text"
 
-    @needs("reads_records")
     def test_edit_of_a_large_file(self, b: Probe) -> None:
         size = self.big_file_bytes
         b.put_bytes("/large.txt", b"x" * size + b"needle" + b"y" * 100)
@@ -760,10 +728,10 @@ BAD_PATHS = {
     "NUL": "/a\0b",
     "a file as a directory": "/file.txt/x",
     "a lone surrogate": "/\ud800",
+    "a name of 256 bytes": "/" + "n" * 256,
+    "256 bytes in 128 characters": "/" + "é" * 128,
+    "a path of 4,097 bytes": "/" + "/".join(["n" * 127] * 32) + "n",
 }
-
-LONG_PATHS = {"a name of 256 bytes": "/" + "n" * 256, "256 bytes in 128 characters": "/" + "é" * 128,
-              "a path of 4,097 bytes": "/" + "/".join(["n" * 127] * 32) + "n"}  # fmt: skip
 
 NAMES = (
     "with space", " ", "new\nline", "tab\t", "quote'\"", "back\\slash", "*?[x]{a,b}", "-rf", "日本語", "naïve",
@@ -809,10 +777,10 @@ class NamingCases(Case):
     @needs("checks_paths")
     def test_a_bad_path_is_an_error_and_no_exception(self, b: Probe) -> None:
         b.put("/file.txt", "old")
-        for case in each(itertools.product(AGENT_VERBS, BAD_PATHS | LONG_PATHS)):
+        for case in each(itertools.product(AGENT_VERBS, BAD_PATHS)):
             with case as (verb, what):
-                self.require(b.backend, (*_word_of(verb), *(("limits_names",) if what in LONG_PATHS else ())))
-                error = call(b, verb, (BAD_PATHS | LONG_PATHS)[what])
+                self.require(b.backend, _word_of(verb))
+                error = call(b, verb, BAD_PATHS[what])
                 codes = {"invalid_path"}
                 if what == "a file as a directory" and not self.keeps_empty_directories:
                     codes.add("file_not_found")
@@ -832,7 +800,6 @@ class NamingCases(Case):
                 assert b.move("/moving.txt", path).error
                 assert b.names() == ["/file.txt", "/moving.txt"]
 
-    @needs("normalises_paths")
     def test_ways_to_write_one_path(self, b: Probe) -> None:
         for number, case in enumerate(each(SPELLINGS)):
             with case as spelling:
@@ -942,14 +909,13 @@ class AwaitingCases(Case):
         b.put("/dir/file.txt", NEEDLE_FILE)
         for case in each(itertools.product(LOOPS, LOOKING)):
             with case as (loop, (verb, arguments)):
-                self._know(b, loop)
                 expected = getattr(b, verb)(*arguments)
                 assert self._await(b, loop, verb, arguments) == expected
 
     def test_the_twin_of_a_verb_that_changes(self, b: Probe) -> None:
         for case in each(itertools.product(LOOPS, changing(""))):
             with case as (loop, verb):
-                self._know(b, loop, verb)
+                self.require(b.backend, _word_of(verb))
                 at = f"/{loop}/{verb}"
                 arguments, changed = changing(at)[verb]
                 b.put(f"{at}/dir/file.txt", NEEDLE_FILE)
@@ -965,7 +931,6 @@ class AwaitingCases(Case):
         b.put("/dir/file.txt", "needle\nneedle\n")
         for case in each(LOOPS):
             with case as loop:
-                self._know(b, loop)
                 result: Any = anyio.run(
                     lambda: b.backend.agrep(pattern="needle", path="/dir", glob=None, max_count=1), backend=loop
                 )
@@ -973,7 +938,6 @@ class AwaitingCases(Case):
                 missing = anyio.run(lambda: b.backend.aread(file_path="/none.txt", offset=0, limit=1), backend=loop)
                 assert str(missing) == "Error: File '/none.txt' not found"
 
-    @needs("ends_when_cancelled")
     def test_what_is_cancelled_before_it_begins_changes_nothing(self, b: Probe) -> None:
         b.put("/dir/file.txt", NEEDLE_FILE)
 
@@ -985,13 +949,12 @@ class AwaitingCases(Case):
 
         for case in each(itertools.product(LOOPS, changing(""))):
             with case as (loop, verb):
-                self._know(b, loop, verb)
+                self.require(b.backend, _word_of(verb))
                 arguments, _ = changing("")[verb]
                 assert anyio.run(functools.partial(cancelled, verb, arguments), backend=loop)
                 assert b.bytes_of("/dir/file.txt") == NEEDLE_FILE.encode()
                 assert b.names() == ["/dir/"]
 
-    @needs("ends_when_cancelled")
     def test_a_cancelled_crowd_ends_at_once(self, b: Probe) -> None:
         """More calls than run at once: cancelled ones that still wait never begin, so the backend is free at once."""
         b.put("/dir/file.txt", NEEDLE_FILE)
@@ -1009,10 +972,8 @@ class AwaitingCases(Case):
 
         for case in each(LOOPS):
             with case as loop:
-                self._know(b, loop)
                 assert anyio.run(main, backend=loop) < self.cancelled_s
 
-    @needs("ends_when_cancelled")
     def test_a_cancelled_command_ends_at_once(self, b: Probe) -> None:
         backend = b.backend
         if not isinstance(backend, SandboxBackendProtocol):
@@ -1024,7 +985,6 @@ class AwaitingCases(Case):
 
         for case in each(LOOPS):
             with case as loop:
-                self._know(b, loop)
                 began = time.monotonic()
                 anyio.run(main, backend=loop)
                 assert time.monotonic() - began < 0.2 + self.cancelled_s
@@ -1034,10 +994,6 @@ class AwaitingCases(Case):
         b.put("/file.txt", "x")
         for result in (b.ls("/"), b.grep("x"), b.glob("*"), *b.download_files(["/file.txt"])):
             assert dataclasses.asdict(result)
-
-    def _know(self, b: Probe, loop: str, verb: str = "") -> None:
-        """Skip a case of a loop, or of a verb, that the backend declares to be without."""
-        self.require(b.backend, (*_word_of(verb), *(("awaits_under_trio",) if loop == "trio" else ())))
 
     def _await(self, b: Probe, loop: str, verb: str, arguments: tuple[Any, ...]) -> Any:
         try:
@@ -1057,23 +1013,3 @@ class BackendConformance(
     AwaitingCases,
 ):
     """Every case. Give it a `backend`, and declare what yours does differently."""
-
-
-class SeedConformance(BackendConformance):
-    """The cases that a backend of the seeds passes too: the old names, numbered text from `read`, paths not normalised,
-    `fnmatch` for globs. A verb that raises `NotImplementedError` is skipped."""
-
-    seed_vocabulary = True
-    supports_delete = False
-    supports_move = False
-    reads_records = False
-    byte_exact = False
-    keeps_empty_directories = False
-    checks_paths = False
-    normalises_paths = False
-    any_name = False
-    shell_globs = False
-    finds_text_only = False
-    preserves_crlf = False
-    sizes_in_bytes = False
-    ends_when_cancelled = False

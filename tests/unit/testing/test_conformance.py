@@ -1,11 +1,10 @@
-"""The published suite: on the reference backend, on SQLite, on one with the seeds' names alone, and on broken ones."""
+"""The published suite: on the reference backend, on SQLite, and on broken ones."""
 
 from __future__ import annotations
 
 from types import SimpleNamespace
 
 import pytest
-from seed_backends import SeedInMemoryBackend
 
 from fusebackend.backends.memory import InMemoryBackend
 from fusebackend.backends.sqlite.backend import SqliteBackend
@@ -14,7 +13,7 @@ from fusebackend.protocol import (
     GrepResult,
     MoveResult,
 )
-from fusebackend.testing.conformance import BackendConformance, Case, Probe, SeedConformance
+from fusebackend.testing.conformance import BackendConformance, Case, Probe
 from fusebackend.testing.each import each
 
 
@@ -40,12 +39,6 @@ class TestMemoryThatReplaces(BackendConformance):
     def backend(self):
         with InMemoryBackend(on_exists="replace") as backend:
             yield backend
-
-
-class TestSeed(SeedConformance):
-    @pytest.fixture
-    def backend(self):
-        return SeedInMemoryBackend()
 
 
 # A suite that can't fail proves nothing: each of these backends has one fault, and a case that must find it.
@@ -139,12 +132,6 @@ def test_a_verb_that_is_there_and_declared_missing_is_a_failure():
     Modest().test_what_is_declared_missing_is_missing(Probe(CannotMove(), Modest()))
     with pytest.raises(AssertionError):
         Modest().test_what_is_declared_missing_is_missing(Probe(Reckless(), Modest()))
-
-
-def test_a_seed_backend_without_a_verb_is_skipped():
-    suite = SeedConformance()
-    with pytest.raises(pytest.skip.Exception, match="no delete"):
-        Probe(SeedInMemoryBackend(), suite).delete("/x")
 
 
 def test_a_declared_difference_skips_its_cases():
