@@ -271,7 +271,11 @@ class UndoPlan:
     def _earlier(self, tree: PlannedTree, record: Record) -> PlannedFile | Source:
         """Return what a file that is not at its path any more comes back from: the file itself, which has other names,
         or its state."""
-        return self._twin(tree, record) or self._source(tree, record)
+        try:
+            return self._twin(tree, record) or self._source(tree, record)
+        except _NotTakenBack:
+            self._source(tree, record)  # that its bytes are gone says more than that its other names are not found
+            raise
 
     def _bring_back(self, tree: PlannedTree, record: Record, place: PlannedName, earlier: PlannedFile | Source) -> None:
         """Plan for a file that comes back to a vacant place. Its bytes may come later: an earlier record of its call

@@ -207,9 +207,10 @@ def test_later_changes_that_touch_a_path(history, kind, at, to_path, touches):
     number = history.add(call, ROOT, "content", b"/d/f")
     history.add(call, ROOT, "content", b"/d/f")  # of the same call
     made(history, b"/d/f", prefix=MEMORIES)
-    other = history.open_call("verb", "write", NOBODY)
-    history.add(other, ROOT, kind, at, to_path=to_path)
-    assert history.later(history.record(number), b"/d/f") == (other if touches else None)
+    for _ in range(2):
+        last = history.open_call("verb", "write", NOBODY)
+        history.add(last, ROOT, kind, at, to_path=to_path)
+    assert history.later(history.record(number), b"/d/f") == (last if touches else None)
 
 
 def test_two_servers_do_not_share_a_history(history, path):

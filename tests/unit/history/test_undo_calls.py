@@ -274,6 +274,25 @@ def test_bytes_that_are_lost_are_named(recorded: Recorded, planted: Files, monke
     assert conflicts(recorded) == [("/repo/sub/two", reason, None)]
 
 
+def test_a_replaced_file_without_bytes_comes_back_as_its_other_name(
+    recorded: Recorded, files: Files, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files.write("/new", b"new")
+    files.write("/old", b"old")
+    files.link("/old", "/other")
+    before = files.dump()
+    monkeypatch.setattr(recorded.images, "keep", lambda volume, attr: Image("lost", "larger than 64 MiB", attr.node))
+    with recorded.call("mv"):
+        files.rename("/new", "/old")
+    check(recorded)
+    assert files.dump() == before
+    with recorded.call("mv"):
+        files.rename("/new", "/old")
+    files.remove("/other")
+    reason = "can't come back, for its earlier bytes were not kept: larger than 64 MiB"
+    assert [(path, why) for path, why, _ in conflicts(recorded)] == [("/old", reason)]
+
+
 def test_a_dry_run_changes_nothing(recorded: Recorded, planted: Files) -> None:
     with recorded.call():
         planted.remove_tree("/repo")
