@@ -9,8 +9,6 @@ Python's lock from them.
 
 from __future__ import annotations
 
-import contextlib
-import functools
 import logging
 import os
 import sqlite3
@@ -94,9 +92,9 @@ class Flusher:
         self._told: str | None = None
         """What is wrong: said once."""
         self._is_work_due = False
-        self._opened = contextlib.ExitStack()  # the connection, once there is one
+        self._connection: sqlite3.Connection | None = None
         self.changes_waiting = threading.Event()
-        """To be set when there are changes to be written, by the first of them."""
+        """To be set by the first change that waits to be written; to have the thread look at once, by anybody."""
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="fusebackend-flush", daemon=True)
 
@@ -119,7 +117,7 @@ class Flusher:
         work_at: float | None = time.monotonic() + FLUSH_AFTER_S
         work_by = 0.0
         others = OtherThreads()
-        with self._opened:
+        try:
             while not self._stopping.is_set():
                 if flush_at is None:
                     if self.changes_waiting.wait(None if work_at is None else work_at - time.monotonic()):
@@ -139,14 +137,16 @@ class Flusher:
                     else:
                         work_at = self._work()
                         work_by = time.monotonic() + BUSY_PAUSE_S
+        finally:
+            if self._connection is not None:
+                self._connection.close()
 
-    @functools.cached_property
-    def _connection(self) -> sqlite3.Connection:
+    def _connected(self) -> sqlite3.Connection:
         """The thread's own connection, made when it is first needed: a file that can't be opened ends no thread."""
-        connection = schema.connect_again(self._path, INDEX_CACHE_KIB)
-        self._opened.callback(connection.close)
-        connection.execute("PRAGMA busy_timeout = 0")
-        return connection
+        if self._connection is None:
+            self._connection = schema.connect_again(self._path, INDEX_CACHE_KIB)
+            self._connection.execute("PRAGMA busy_timeout = 0")
+        return self._connection
 
     def _write_on(self) -> None:
         """Flush, and keep the WAL short."""
@@ -175,7 +175,7 @@ class Flusher:
         for worker in self._workers:
             start = time.monotonic()
             try:
-                pause_s = worker.work(self._connection)
+                pause_s = worker.work(self._connected())
                 self._keep_short()
             except Exception as error:  # changes must still be flushed, and neither face needs what the workers do
                 if getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_BUSY:
@@ -195,7 +195,7 @@ class Flusher:
         """
         if os.fstat(self._wal_fd).st_size <= CHECKPOINT_BYTES:
             return
-        connection = self._connection
+        connection = self._connected()
         for _ in range(CHECKPOINT_PASSES):
             _, written, moved = connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
             if written - moved < CHECKPOINT_REST_PAGES:

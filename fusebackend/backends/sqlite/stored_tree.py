@@ -207,9 +207,6 @@ class DirtyBuffer(Delta):
     items: int = 0
     """Changes that were noted, also of what is gone again. Without any there is nothing to be written."""
 
-    def __bool__(self) -> bool:
-        return self.items > 0
-
     def is_change(self, since_ns: int) -> bool:
         """Return True if there is more here than access times: reading a file is none for `SnapshotVolume`."""
         if self.names or self.chunks or self.patches or self.cuts or self.xattrs or self.dead:

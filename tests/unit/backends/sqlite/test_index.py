@@ -231,10 +231,10 @@ def test_the_thread_in_the_background_indexes_what_is_left_alone(
     with SqliteBackend(tmp_path / "volume.db") as backend:
         for number in range(20):
             put(backend, f"/{number}.txt", b"number%d\n" % number)
-        eventually(lambda: not backend.volume._dirty and not unindexed(backend))
+        eventually(lambda: not backend.volume._dirty.items and not unindexed(backend))
         assert len(backend.grep("number7").matches or []) == 1 and len(read_nodes) == 1
         put(backend, "/7.txt", b"changed\n")
-        eventually(lambda: not backend.volume._dirty and not unindexed(backend))
+        eventually(lambda: not backend.volume._dirty.items and not unindexed(backend))
         assert len(backend.grep("changed").matches or []) == 1
 
 

@@ -155,7 +155,7 @@ def test_the_thread_in_the_background_says_it_once_and_goes_on(
         os.sched_yield()
     assert caplog.text.count("changes wait in memory") == 1
     disk.full = False
-    while volume._dirty:
+    while volume._dirty.items:
         os.sched_yield()
     assert check(tmp_path / "volume.db") == []
     volume.close()
@@ -173,7 +173,7 @@ def test_what_is_changed_during_a_flush_is_flushed_soon(tmp_path: Path, monkeypa
     with contextlib.closing(SqliteVolume(tmp_path / "volume.db")) as volume:
         monkeypatch.setattr(SqliteVolume, "write_back", beside)
         volume.mkdir(ROOT_NODE, b"first", 0o755, ME)
-        eventually(lambda: not left and not volume._dirty)
+        eventually(lambda: not left and not volume._dirty.items)
 
 
 def test_closing_a_full_volume_is_an_error_and_keeps_what_was_synced(

@@ -113,13 +113,14 @@ def test_a_flush_that_failed_loses_no_old_chunk(
 def _fail_after(write: Any) -> Any:
     def failing(volume: SqliteVolume) -> None:
         connection = volume._db
-        connection.execute(
-            "CREATE TEMP TRIGGER failing BEFORE INSERT ON main.place BEGIN SELECT RAISE(ABORT, 'no'); END"
-        )
-        try:
-            write(volume)
-        finally:
-            connection.execute("DROP TRIGGER failing")
+        with volume.lock:  # the flusher's thread writes as well
+            connection.execute(
+                "CREATE TEMP TRIGGER failing BEFORE INSERT ON main.place BEGIN SELECT RAISE(ABORT, 'no'); END"
+            )
+            try:
+                write(volume)
+            finally:
+                connection.execute("DROP TRIGGER failing")
 
     return failing
 
