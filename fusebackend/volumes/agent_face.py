@@ -206,7 +206,8 @@ class AgentVerbs(BackendProtocol):
         """`upload_files` of one file."""
         if (refusal := not_bytes(path, content)) is not None:
             return refusal
-        update = self._put_if(self._path(path), bytes(content), self._condition(**when), replace=True)
+        condition = self._condition(**when)
+        update = self._put_if(self._path(path), bytes(content), condition, replace=True)
         return FileUploadResponse(path=path, files_update=update)
 
     def download_files(self, paths: list[str]) -> list[FileDownloadResponse]:
@@ -408,7 +409,8 @@ class VolumeBackend(AgentVerbs):
     @verbs.UPLOAD_FILES.answers()
     def upload_from(self, path: str, file: IO[bytes], **when: Unpack[Conditions]) -> FileUploadResponse:
         """`upload_files` of one file, from an open file, piece by piece."""
-        self._put_if(self._path(path), FileContents(file), Condition.of(**when), replace=True)
+        condition = Condition.of(**when)
+        self._put_if(self._path(path), FileContents(file), condition, replace=True)
         return FileUploadResponse(path=path)
 
     def _put_if(self, path: AgentPath, data: bytes | FileContents, condition: Condition, *, replace: bool) -> None:
