@@ -354,9 +354,6 @@ class Volume(abc.ABC):
     """Beyond so many inodes the mount has the kernel drop some that are not in use (`vfs/coherence/invalidation.py`):
     each node that the kernel holds takes memory here. None for any number."""
 
-    tells_anything: bool = False
-    """Its feed may be interrupted: then it tells `Change()`, and the mount has to know what the kernel was answered."""
-
     byte_cache: ByteCache | None = None
     """What it keeps of files' bytes in memory; None if it keeps none. The metrics, where they are on, replace its `get`
     by one that counts."""

@@ -23,6 +23,7 @@ import stat
 import threading
 import time
 import weakref
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
@@ -68,6 +69,9 @@ TRUSTED_BYTES = 1 << 20
 be worse. `lookup` and `getattr` know better."""
 
 MAX_TARGET_BYTES = 4095
+
+MAX_ABSENT = 10_000
+"""Names that are remembered as absent. One beyond that is told as changed, so that the kernel forgets it too."""
 
 STATFS = StatFs(4096, 1 << 30, 1 << 30, 1 << 31, 1 << 31)
 """A remote doesn't tell; this says there is room."""
@@ -656,8 +660,21 @@ class ForeignVolume(RemoteVolume):
         remote = kind(backend, ttl_s=ttl_s, clock=clock)
         super().__init__(remote, ttl_s=remote.ttl_s, clock=clock)
         self.ttl_s = remote.abilities.ttl_s
-        self.tells_anything = remote.abilities.change_feed
+        self._absent: OrderedDict[tuple[int, bytes], None] = OrderedDict()
+        """Names that were asked for and are not there, by the directory's node: the kernel caches those as well."""
         self._unfollow: Callable[[], None] | None = None
+
+    def lookup(self, parent: int, name: bytes) -> Attr:
+        try:
+            return super().lookup(parent, name)
+        except FileNotFoundError:
+            if self.features.change_feed:
+                self._absent[parent, name] = None
+                self._absent.move_to_end((parent, name))
+                if len(self._absent) > MAX_ABSENT:
+                    (directory, forgotten), _ = self._absent.popitem(last=False)
+                    self.tell([Change(parent=directory, name=forgotten)])
+            raise
 
     def flush(self, node: int) -> None:
         """Store a file when one of its descriptors is closed. A shell closes one before it starts what will write: if
@@ -689,9 +706,9 @@ class ForeignVolume(RemoteVolume):
             self.expire()
             changes = [change for path in changed for change in _changes_at(self._tree, path)]
             if not changed:
-                changes = [Change()]
-                for entry in self._tree.entries():
-                    _drop_clean(entry)
+                absent, self._absent = self._absent, OrderedDict()
+                changes = list(_changes_everywhere(self._tree))
+                changes += [Change(parent=parent, name=name) for parent, name in absent]
         if elsewhere:
             self.publish(*changes, *(Change(path=path, source="elsewhere") for path in changed))
         else:
@@ -709,10 +726,14 @@ def _changes_at(tree: Tree, path: AgentPath) -> Iterator[Change]:
         if child is None:
             return
         entry = child
-    _drop_clean(entry)
-
-
-def _drop_clean(entry: Entry) -> None:
-    """Have handles read what is there now. Of a file without a name the buffer is all there is."""
     if not entry.dirty and not entry.gone:
-        entry.drop_content()
+        entry.drop_content()  # handles read what is there now
+
+
+def _changes_everywhere(tree: Tree) -> Iterator[Change]:
+    """Anything may have changed."""
+    for entry in tree.entries():
+        parent = entry.parent
+        yield Change(entry.node, parent.node if parent is not None else None, entry.name)
+        if not entry.dirty and not entry.gone:  # of one without a name the buffer is all there is
+            entry.drop_content()

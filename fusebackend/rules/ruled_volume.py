@@ -737,7 +737,7 @@ def pass_on(kind: type[RuledVolume], *names: str) -> None:
 pass_on(
     RuledVolume, "unpublished", "watched", "ttl_s", "at_once", "most_nodes", "byte_cache", "unstored", "trouble",
     "usage", "viewing", "expire", "sync", "close", "access_due", "observe_delays", "subscribe", "guard", "is_guarded",
-    "without_rules", "require_room", "directory_moves", "tells_anything",
+    "without_rules", "require_room", "directory_moves",
 )  # fmt: skip
 
 

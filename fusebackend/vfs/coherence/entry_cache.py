@@ -76,10 +76,9 @@ class NegativeDentries:
     dentry. Not on volumes that other hosts share: a new name is worth a question there. Switch: `negative_dentries`.
 
     Race: on a route that others change without a feed the kernel caches the absence for the route's TTL, which may be
-    hours, and with a feed that may be interrupted, for an hour. `invalidate`, or the feed when it is back, then needs a
-    notice for each name, since the kernel does not list its dentries. So absent names are kept here, and a name for
-    which there is no room is not cached by the kernel. Cost: 200 bytes for each, at most 20,000 of them. Switch:
-    `absent_names`.
+    hours. `invalidate` then needs a notice for each name, since the kernel does not list its dentries. So absent names
+    are kept here, and a name for which there is no room is not cached by the kernel. Cost: 200 bytes for each, at most
+    20,000 of them. Switch: `absent_names`.
 
     Noted on the mount's loop, taken by any thread."""
 
@@ -94,8 +93,7 @@ class NegativeDentries:
         timeout_s = route.policy.timeout_s
         if route.shared or not self._on:
             return 0.0
-        is_told = route.policy.coherent and not route.volume.tells_anything
-        if is_told or not timeout_s or not self._remembers:
+        if route.policy.coherent or not timeout_s or not self._remembers:
             return timeout_s
         now = time.monotonic()
         with self._guard:

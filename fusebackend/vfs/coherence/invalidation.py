@@ -87,10 +87,25 @@ class Invalidation:
             self.kernel = NO_KERNEL
 
     def expire(self, route: Route) -> None:
-        """Expire everything that the kernel has of this route, in all trees: others may have changed anything."""
+        """Expire everything that the kernel has of this route: others may have changed anything.
+
+        It keeps the dentries of directories: without them a process that works in one would lose it, and a sandbox the
+        file systems mounted there. But it has to ask for their attributes, and the volume answers ESTALE for a
+        directory that has moved, which makes the kernel look the name up again.
+        """
         route.volume.expire()
-        for each in (route, *route.twins):
+        family = (route, *route.twins)
+        absent = {name for each in family for name in self._negative.take(each)}
+        for each in family:
             self.changed(each, Change())
+        if route.shared:
+            return
+        for inode, known in self._inodes.records():
+            absent.discard((known.parent, known.name))  # it was made since
+            if not known.is_dir and route_index(inode) == route.files.index:
+                for place in (*self._inodes.others.get(inode, ()), (known.parent, known.name)):
+                    self.drop(*self._in_all_trees(place))
+        self.drop(*absent)
 
     def drop(self, *names: Name) -> None:
         """Drop these dentries. Not those of the server's: something may be mounted there."""
@@ -122,8 +137,6 @@ class Invalidation:
                     self._invalidate(route, inode)
             if route.shared:
                 self._drop_names(route)
-            else:
-                self._drop_all_names(route)
             return
         if change.node is not None:
             for inode in self._numbers(route, change.node):
@@ -148,21 +161,6 @@ class Invalidation:
         self.kernel.invalidate_entry(*name)
         if dentry is not None:
             self._dentries.dropped(name, dentry)
-
-    def _drop_all_names(self, route: Route) -> None:
-        """Drop all dentries of files, and absent names.
-
-        It keeps the dentries of directories: without them a process that works in one would lose it, and a sandbox the
-        file systems mounted there. But the kernel has to ask for their attributes, and the volume answers ESTALE for a
-        directory that has moved, which makes the kernel look the name up again.
-        """
-        absent = set(self._negative.take(route))
-        for inode, known in self._inodes.records():
-            absent.discard((known.parent, known.name))  # it was made since
-            if not known.is_dir and route_index(inode) == route.index:
-                for place in (*self._inodes.others.get(inode, ()), (known.parent, known.name)):
-                    self.drop(*self._in_all_trees(place))
-        self.drop(*absent)
 
     def _drop_names(self, route: Route) -> None:
         """Drop all dentries of files, and those of directories that are wrong, if the volume answers."""

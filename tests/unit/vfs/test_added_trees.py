@@ -23,7 +23,7 @@ from together import together
 from fusebackend.backends.memory import InMemoryVolume
 from fusebackend.base.paths import ROOT, AgentPath
 from fusebackend.config import MountSettings
-from fusebackend.protocol import RENAME_EXCHANGE, Attr, AttrChanges, Caller, Change, Features
+from fusebackend.protocol import RENAME_EXCHANGE, Attr, AttrChanges, Caller, Features
 from fusebackend.rules.view import View
 from fusebackend.testing.posix.case import refused
 from fusebackend.vfs.coherence import entry_cache
@@ -353,19 +353,13 @@ def test_what_the_agent_changes_is_told_of_both(filesystem: FileSystem, kernel: 
 
 
 @pytest.mark.fails_without("absent_names")
-@pytest.mark.parametrize("change", ["unheard", "interrupted"])
-def test_what_others_changed_unseen(kernel: FakeKernel, monkeypatch: pytest.MonkeyPatch, change: str) -> None:
-    """`invalidate` of a route that is believed for its TTL, and a feed that was interrupted: files and absent names of
-    both trees are dropped."""
+def test_what_others_changed_unseen(kernel: FakeKernel, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`invalidate` of a route that is believed for its TTL: files and absent names of both trees are dropped."""
 
     class Plain(InMemoryVolume):
         features = Features(change_feed=False)
 
-    class Interrupted(InMemoryVolume):
-        tells_anything = True
-
-    volume = Interrupted() if change == "interrupted" else Plain()
-    filesystem = FileSystem({ROOT: volume}, ttl_s=3600)
+    filesystem = FileSystem({ROOT: Plain()}, ttl_s=3600)
     filesystem.add_tree("sandbox", PINNED)
     filesystem.attach(kernel)
     root = walk(filesystem, *PRIVATE, "sandbox").inode
@@ -376,10 +370,7 @@ def test_what_others_changed_unseen(kernel: FakeKernel, monkeypatch: pytest.Monk
     walk(filesystem, "file", start=twin)
     walk(filesystem, "absent", start=twin)
     told(kernel)
-    if change == "interrupted":
-        volume.publish(Change())
-    else:
-        filesystem.invalidation.expire(filesystem.tree.routes[0])
+    filesystem.invalidation.expire(filesystem.tree.routes[0])
     dropped = {notice[1:] for notice in told(kernel) if notice[0] == "entry"}
     assert dropped == {(directory, b"file"), (twin, b"file"), (twin, b"absent"), (ROOT_INODE, b"usr")}
     monkeypatch.setattr(entry_cache, "MAX_NAMES", 1)
