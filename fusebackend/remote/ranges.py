@@ -47,8 +47,8 @@ CACHE_BYTES = 64 << 20
 KEPT_SHARE = 8
 """What is read ahead is cached when the file is at most this part of the cache: 1/8."""
 
-AHEAD_BYTES = 256 << 20
-"""What all readers of a cache may have in memory that was not asked for yet. A single one may have its window."""
+ALLOWANCE_BYTES = 256 << 20
+"""What all readers of a cache may have in memory that was not asked for yet."""
 
 GROWTH = 4
 """The window is so many times what was read in one go, so what may have been read in vain is in proportion."""
@@ -218,6 +218,45 @@ class Run:
         return self.ahead, min(part, size - self.ahead)
 
 
+class Allowance:
+    """The bytes that are held for reads to come. Thread-safe.
+
+    When there is no room the request is refused. The refused reader then has the one with the oldest request drop its
+    parts, with no lock held.
+    """
+
+    def __init__(self, limit: int = ALLOWANCE_BYTES) -> None:
+        self._limit = limit
+        self._lock = threading.Lock()
+        self._held: dict[RangedReader, int] = {}  # in the order of the latest request
+
+    @property
+    def total(self) -> int:
+        return sum(self._held.values())
+
+    def take(self, reader: RangedReader, size: int) -> bool:
+        """Whether `reader` may hold `size` bytes more."""
+        with self._lock:
+            if self.total + size > self._limit:
+                return False
+            self._held[reader] = self._held.pop(reader, 0) + size
+            return True
+
+    def give_back(self, reader: RangedReader, size: int) -> None:
+        with self._lock:
+            left = self._held[reader] - size
+            assert left >= 0, "more was given back than was taken"
+            if left:
+                self._held[reader] = left
+            else:
+                del self._held[reader]
+
+    def idlest(self, other_than: RangedReader) -> RangedReader | None:
+        """The reader with the oldest latest request."""
+        with self._lock:
+            return next((reader for reader in self._held if reader is not other_than), None)
+
+
 class BlockCache:
     """Blocks of files in memory, at most `max_bytes`; the least recently used go first. Thread-safe.
 
@@ -228,8 +267,8 @@ class BlockCache:
         self.max_bytes = max_bytes
         self.pace = pace
         self.fetchers = Fetchers(pace.threads)
-        self._lock = threading.Lock()  # before that of a reader
-        self._readers: list[RangedReader] = []  # those that read ahead, by their latest request
+        self.allowance = Allowance()
+        self._lock = threading.Lock()
         self._blocks: RecentBytes[tuple[str, str, int], bytes] = RecentBytes(max_bytes)
 
     def __len__(self) -> int:
@@ -260,19 +299,6 @@ class BlockCache:
         with self._lock:
             for name in [name for name in self._blocks.kept if name[:2] == (key, etag)]:
                 self._blocks.pop(name)
-
-    @property
-    def ahead_bytes(self) -> int:
-        """How many bytes all readers hold that were not asked for yet."""
-        return sum(reader.ahead_bytes for reader in self._readers)
-
-    def make_room(self, reader: RangedReader) -> None:
-        """A reader is about to fetch more ahead: those whose latest request is the oldest let go of what they hold,
-        until there is room for it. No lock of a reader is held."""
-        with self._lock:
-            self._readers = [*(each for each in self._readers if each is not reader and each.ahead_bytes), reader]
-            while len(self._readers) > 1 and self.ahead_bytes > AHEAD_BYTES:
-                self._readers.pop(0).drop_ahead()
 
     def close(self) -> None:
         """End the read-ahead, and let go of the blocks."""
@@ -324,11 +350,6 @@ class RangedReader:
         if self.size > WHOLE_BYTES and in_order:
             self._read_ahead(offset, end)
         return bytes(pieces[0]) if len(pieces) == 1 else b"".join(pieces)
-
-    @property
-    def ahead_bytes(self) -> int:
-        """How many bytes it holds, or is about to fetch, that were not asked for yet."""
-        return sum(part.size for part in tuple(self._ahead))  # copied in one step of the interpreter
 
     def drop_ahead(self) -> None:
         """Let go of everything that was fetched ahead."""
@@ -404,6 +425,7 @@ class RangedReader:
 
     def _read_ahead(self, offset: int, end: int) -> None:
         """Note the read, and fetch the next parts ahead."""
+        refused = False
         planned = []
         with self._lock:
             if self._closed:
@@ -412,16 +434,19 @@ class RangedReader:
             while (wanted := run.next_part(self.size, self._pace)) is not None:
                 part = self._part_ahead(*wanted)
                 if part is not None:
+                    refused = not self._cache.allowance.take(self, part.size)
+                    if refused:
+                        break
                     self._hold(part)
                     self._ahead[part] = run
                     planned.append(part)
                 run.ahead = part.end if part is not None else wanted[0] + BLOCK_BYTES
-        if planned:
-            self._cache.make_room(self)
         for part in planned:
             part.queued = self._pace.threads == 1
             if self._pace.threads and not self._cache.fetchers.submit(partial(self._fetch_ahead, part)):
                 part.drop()
+        if refused and (idlest := self._cache.allowance.idlest(other_than=self)) is not None:
+            idlest.drop_ahead()
 
     def _fetch_ahead(self, part: Part) -> None:
         began = time.monotonic()
@@ -467,6 +492,7 @@ class RangedReader:
     def _drop(self, part: Part) -> None:
         if self._ahead.pop(part, None) is not None:
             part.drop()
+            self._cache.allowance.give_back(self, part.size)
         for block in range(part.offset // BLOCK_BYTES, -(-part.end // BLOCK_BYTES)):
             if self._parts.get(block) is part:
                 del self._parts[block]

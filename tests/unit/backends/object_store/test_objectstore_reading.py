@@ -20,8 +20,7 @@ from profiles import examples
 
 from fusebackend.backends.object_store.bucket.requests import ObjectVersion
 from fusebackend.backends.object_store.remote import PACE
-from fusebackend.remote import ranges
-from fusebackend.remote.ranges import BLOCK_BYTES, WHOLE_BYTES, BlockCache, Part, RangedReader
+from fusebackend.remote.ranges import BLOCK_BYTES, WHOLE_BYTES, Allowance, BlockCache, Part, RangedReader
 from fusebackend.testing.posix.case import refused
 
 MIB = 1 << 20
@@ -32,7 +31,7 @@ DATA = random.Random(1).randbytes(20 * MIB + 77)
 def cache() -> Iterator[BlockCache]:
     cache = BlockCache(1 << 30, PACE)
     yield cache
-    assert cache.ahead_bytes == 0, "a reader that was closed holds what was read ahead"
+    assert cache.allowance.total == 0, "a reader that was closed holds what was read ahead"
     cache.close()
 
 
@@ -106,7 +105,7 @@ def test_any_reads_give_the_bytes_of_the_object(reads: list[tuple[int, int, bool
             after = start + size
     finally:
         reader.close()
-        assert cache.ahead_bytes == 0
+        assert cache.allowance.total == 0
         cache.close()
 
 
@@ -345,24 +344,23 @@ def test_close_ends_what_is_fetched_ahead(store: MemoryStore, cache: BlockCache,
     reader = reader_of(store, cache)
     reader.read(0, MIB)
     reader.close()
-    assert cache.ahead_bytes == 0
+    assert cache.allowance.total == 0
     assert reader.read(MIB, 10) == DATA[MIB : MIB + 10]
-    assert cache.ahead_bytes == 0, "a closed reader reads ahead"
+    assert cache.allowance.total == 0, "a closed reader reads ahead"
 
 
-def test_readers_together_keep_to_their_bound(
+def test_readers_together_keep_to_their_allowance(
     store: MemoryStore, monkeypatch: pytest.MonkeyPatch, cache: BlockCache
 ) -> None:
-    monkeypatch.setattr(ranges, "AHEAD_BYTES", 4 * MIB)
-    cache.pace = PACE._replace(part_bytes=MIB, window_bytes=3 * MIB)
+    cache.allowance = Allowance(4 * MIB)
     idle, busy = reader_of(store, cache), reader_of(store, cache)
     for offset in range(0, 2 * MIB, 256 << 10):
         idle.read(offset, 256 << 10)
-    held = cache.ahead_bytes
+    held = cache.allowance.total
     assert 0 < held <= 4 * MIB
     for offset in range(0, len(DATA), 256 << 10):
         assert busy.read(offset, 256 << 10) == DATA[offset : offset + (256 << 10)]
-        assert cache.ahead_bytes <= 4 * MIB
+        assert cache.allowance.total <= 4 * MIB
     assert idle._ahead == {}, "who reads no more keeps the memory of who does"
     idle.close()
     busy.close()
