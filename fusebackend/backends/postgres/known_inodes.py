@@ -74,7 +74,7 @@ class KnownInodes:
         self._lock = threading.Lock()
         self._known: Recent[int, StoredInode] = Recent(MAX_INODES)
         self._data = ChunkCache(MAX_BYTES)  # all bytes of files, as of their rows in `_known`
-        self._names: RecentBytes[int, _Names] = RecentBytes(MAX_NAMES)  # by how many each directory has
+        self._names: RecentBytes[int, _Names] = RecentBytes(MAX_NAMES)  # each directory counts as one more than it has
         self._moment = 0
         self._changes: dict[int, int] = {}  # when a node last changed; all others did at `_floor` or before
         self._floor = 0
@@ -231,7 +231,7 @@ class KnownInodes:
 
     def _keep_names(self, directory: int, known: _Names) -> None:
         if len(known.names) <= MAX_NAMES:
-            self._names.put(directory, known, len(known.names))
+            self._names.put(directory, known, 1 + len(known.names))
         else:
             self._names.pop(directory)
 
