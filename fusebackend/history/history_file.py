@@ -10,10 +10,10 @@ killed server it has those that are not in the file, and the next one takes them
 
 A file that is damaged, or of another version, is set aside, and a new one begun: a history is never the reason why a
 mount does not work. Methods may be called by any thread. None but readers and `flush` waits for the disk, unless
-`MOST_WAITING_BYTES` are not written yet.
+`MOST_WAITING` rows are not written yet.
 
-Rows that can't be written, as on a full disk, are tried again. Beyond `MOST_WAITING_BYTES` they are lost, and the calls
-that they are of have a gap (`gaps`), so that no undo of one seems to be whole.
+Rows that can't be written, as on a full disk, are tried again. Beyond `MOST_WAITING` they are lost, and the calls that
+they are of have a gap (`gaps`), so that no undo of one seems to be whole.
 """
 
 from __future__ import annotations
@@ -63,11 +63,11 @@ WRITE_EVERY_S: Final = 0.1
 RETRY_S: Final = 1.0
 """After rows could not be written."""
 
-MOST_WAITING_BYTES: Final = 16 << 20
-"""With more in memory, the next change writes it itself."""
+MOST_WAITING: Final = 20_000
+"""With more rows in memory, the next change writes them itself: some 10 MB."""
 
-ROW_BYTES: Final = 800
-"""A row counts as so many, besides the bytes of a file in it: 20,000 rows take 0.2 s to be written."""
+MOST_HELD_BYTES: Final = 16 << 20
+"""So it is with more bytes of files in these rows."""
 
 CHECKED_BYTES: Final = 32 << 20
 """A file up to this size is checked when it is opened, which takes up to 50 ms. Damage of a larger one shows when it is
@@ -254,7 +254,7 @@ class HistoryFile:
         self.set_aside: str | None = None
         self._guard = threading.Lock()  # of the next fields, and of the numbers
         self._waiting: list[_Statement] = []  # until they are written
-        self._waiting_bytes = 0  # in these
+        self._held_bytes = 0  # of files, in these
         self._reserved: dict[int, Entry] = {}  # records whose changes are being committed, by their numbers
         self._heads: dict[int, list[Row]] = {}  # the events of the begins of calls that are not in the file
         self._late_ends: set[int] = set()  # calls that end with their last reserved record
@@ -415,12 +415,12 @@ class HistoryFile:
                 return number
             self._append(event)
             if len(event) == len(events.COLUMNS):
-                self._waiting_bytes += len(event[-1])
+                self._held_bytes += len(event[-1])
             if entry.after is not None:
                 self._put_left(number, entry.after)
         if self._late_ends:
             self._end_late(entry)
-        if self._waiting_bytes > MOST_WAITING_BYTES:
+        if self._is_full:
             self.flush()
         return number
 
@@ -609,7 +609,10 @@ class HistoryFile:
         if not self._waiting:
             self._wake.set()
         self._waiting.append((statement, row))
-        self._waiting_bytes += ROW_BYTES
+
+    @property
+    def _is_full(self) -> bool:
+        return len(self._waiting) > MOST_WAITING or self._held_bytes > MOST_HELD_BYTES
 
     def _run(self) -> None:
         while not self._closed.is_set():
@@ -622,7 +625,7 @@ class HistoryFile:
         with self._writing:
             with self._guard:
                 rows, numbers = self._waiting.copy(), (self._call, self.last)
-                waiting_bytes, self._waiting_bytes = self._waiting_bytes, 0
+                held_bytes, self._held_bytes = self._held_bytes, 0
                 self._wake.clear()
                 if self._closed.is_set():  # which the thread has to see
                     self._wake.set()
@@ -635,8 +638,8 @@ class HistoryFile:
                     log.error("the history '%s' can't be written, and is incomplete: %s", self.path, error)
                 self._errno, self.failed = sqlite.errno_of(error), str(error)
                 with self._guard:  # for the next attempt, unless they are too many
-                    self._waiting_bytes += waiting_bytes
-                    if self._waiting_bytes > MOST_WAITING_BYTES:
+                    self._held_bytes += held_bytes
+                    if self._is_full:
                         self._lose()
                     self._wake.set()
                 return
@@ -703,7 +706,7 @@ class HistoryFile:
         lost = {row[events.CALL] for statement, row in self._waiting if not statement and row[0] == "change"}
         why = f"the history could not be written ({self.failed})"
         self._waiting = [each for each in self._waiting if each[0] or each[1][0] not in _LOST]
-        self._waiting_bytes = ROW_BYTES * len(self._waiting)
+        self._held_bytes = 0
         for call in sorted(lost):
             self._put("gap", call, payload=sqlite.bound(why))
         self._has_lost = True

@@ -16,7 +16,7 @@ from eventually import eventually
 
 from fusebackend.base.paths import ROOT, AgentPath
 from fusebackend.databases import sqlite
-from fusebackend.history.history_file import ROW_BYTES, Filter, HistoryFile, HistoryLocked
+from fusebackend.history.history_file import Filter, HistoryFile, HistoryLocked
 from fusebackend.history.records import Image, Kept, Stamp, State
 from fusebackend.protocol import Actor
 from fusebackend.testing.each import each
@@ -93,7 +93,7 @@ def test_records_of_every_shape_in_one_batch(history):
 
 
 def test_the_bytes_of_small_files_are_in_their_records(history, monkeypatch):
-    monkeypatch.setattr("fusebackend.history.history_file.MOST_WAITING_BYTES", 4 * ROW_BYTES + 100)
+    monkeypatch.setattr("fusebackend.history.history_file.MOST_HELD_BYTES", 100)
     call = history.open_call("verb", "write", WHO)
     sizes = [0, 60, 60]
     numbers = [
@@ -329,7 +329,7 @@ def test_a_disk_that_fails_at_any_statement_loses_no_record(path, monkeypatch, c
 
 
 def test_a_call_whose_records_are_too_many_for_memory_has_a_gap(history, path, monkeypatch):
-    monkeypatch.setattr("fusebackend.history.history_file.MOST_WAITING_BYTES", 100 * ROW_BYTES)
+    monkeypatch.setattr("fusebackend.history.history_file.MOST_WAITING", 100)
     whole, free = made(history, b"/a"), fill_disk(history)
     call = history.open_call("verb", "write", NOBODY)
     for number in range(200):
