@@ -141,7 +141,7 @@ class VolumeRecords:
                 image = self._images.keep(self._volume, attr)
             if identity is None and replaced and image is None:
                 identity = b"%d" % node
-        return Kept(node, before, image, attr.ctime_ns, identity)
+        return Kept(node, before, image, attr.fingerprint, identity)
 
     def identity(self, attr: Attr) -> bytes | None:
         """Return what names a file for longer than its node, see `Volume.lasting`; None if nothing does."""

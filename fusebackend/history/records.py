@@ -103,7 +103,8 @@ class Kept(NamedTuple):
     before: State
     image: Image | None
     """None for what has no bytes, and for bytes that an earlier record of the same call leads to."""
-    ctime_ns: int = 0
+    fingerprint: tuple[int, ...] = ()
+    """`Attr.fingerprint`, of one moment: a volume may refresh attributes while the bytes are kept."""
     identity: bytes | None = None
     """What names the file for longer than its node (`Volume.lasting`), or its node, as digits, where the record has
     another one."""

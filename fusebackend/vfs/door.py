@@ -72,6 +72,7 @@ class DoorChange(msgspec.Struct, eq=False):
     _attr: Attr | None = None
     _replaced: Attr | None = _UNASKED
     _path: bytes | None = _UNASKED
+    _to_path: bytes | None = _UNASKED
     _known: tuple[bytes | None, bytes | None, int] = (None, None, 0)
 
     @property
@@ -107,9 +108,12 @@ class DoorChange(msgspec.Struct, eq=False):
     @property
     def to_path(self) -> bytes | None:
         """The new path of a rename."""
-        if self.new_parent == self.parent and self.path is not None:
-            return self.path[: -len(self.name)] + self.new_name
-        return self.door.names.path(self.door.route, self.new_parent, self.new_name)
+        if self._to_path is _UNASKED:
+            if self.new_parent == self.parent and self.path is not None:
+                self._to_path = self.path[: -len(self.name)] + self.new_name
+            else:
+                self._to_path = self.door.names.path(self.door.route, self.new_parent, self.new_name)
+        return self._to_path
 
     def note_known(self) -> None:
         """Note the paths by which the kernel knows what is changed, before a change that may wait for its route.

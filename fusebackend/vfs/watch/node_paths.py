@@ -49,7 +49,10 @@ class NodePaths:
     def path(self, route: Route, node: int, name: bytes = b"") -> bytes | None:
         """Return the path, inside its volume, by which the kernel knew a node last, or of a name in that directory.
         None if it does not know it."""
-        inode, path = self.inode(route, node), b"/" + name if name else b""
+        return self._path(route, self.inode(route, node), name)
+
+    def _path(self, route: Route, inode: int, name: bytes = b"") -> bytes | None:
+        path = b"/" + name if name else b""
         for _ in range(DEEPEST):
             junction = self._tree.junction(inode)
             if junction is not None:
@@ -71,13 +74,13 @@ class NodePaths:
             only = None if known is not None else self._elsewhere(inode)
             if only is not None and not only.is_dir and not self._leads_to(route, only.parent, only.name, node):
                 return None
-            return self.path(route, node)
+            return self._path(route, inode)
         others = self._inodes.others.get(inode, [])
         while not self._leads_to(route, known.parent, known.name, node):
             if not others:
                 return None
             known.parent, known.name = others.pop()
-        return self.path(route, node)
+        return self._path(route, inode)
 
     def inode(self, route: Route, node: int) -> int:
         """Return the inode by which the kernel knows a node: its own, or that of a junction."""

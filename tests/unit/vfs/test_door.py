@@ -89,6 +89,25 @@ def test_what_no_listener_follows_is_the_volumes_alone(filesystem: FileSystem, r
     refused(errno.ENODATA, route.door.removexattr, node, b"user.none")
 
 
+def test_what_a_change_is_of_is_found_once(
+    filesystem: FileSystem, route: Route, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Names move while it waits for its route: every listener gets the paths of the first question."""
+    for directory in (b"d", b"e"):
+        route.volume.mkdir(ROOT_NODE, directory, 0o755, ME)
+    below = route.volume.lookup(ROOT_NODE, b"d").node, route.volume.lookup(ROOT_NODE, b"e").node
+    route.volume.mknod(below[0], b"f", 0o100644, 0, ME)
+    paths = {below[0]: b"/d", below[1]: b"/e"}
+    monkeypatch.setattr(filesystem.names, "path", lambda route, node, name: paths[node] + b"/" + name)
+    route.listen("noting", Noting(), filesystem.names)
+    change = route.door.renaming(below[0], b"f", below[1], b"g", 0)
+    first = change.path, change.to_path, change.attr, change.replaced
+    assert first[:2] == (b"/d/f", b"/e/g")
+    paths.update({below[0]: b"/moved", below[1]: b"/moved"})
+    route.volume.rename(below[0], b"f", below[1], b"g", 0)
+    assert (change.path, change.to_path, change.attr, change.replaced) == first
+
+
 @pytest.mark.parametrize("moment", ["follows", "before", "ordered", "refused", "after"])
 def test_one_that_fails_is_named_and_fails_no_change(
     filesystem: FileSystem, route: Route, caplog: pytest.LogCaptureFixture, moment: str
