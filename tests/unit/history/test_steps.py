@@ -12,11 +12,14 @@ from dataclasses import replace
 
 import pytest
 from nodes import ME, put
+from obstore.store import MemoryStore
 from recorded import Recorded
 from replayed import Replay, shown, tree_of
 from together import together
 
 from fusebackend.backends import CompositeBackend, FilesystemBackend, InMemoryBackend, SqliteBackend
+from fusebackend.backends.object_store.remote import ObjectStoreBackend
+from fusebackend.base.errors import oserror
 from fusebackend.base.paths import ROOT, AgentPath
 from fusebackend.history.records import stamp_of
 from fusebackend.history.steps import PathLocks, Steps
@@ -105,6 +108,24 @@ def test_a_verb(place, arguments, kinds):
     assert after == before
     if not kinds:
         assert [name for name in os.listdir(place.images.directory) if name != "0"] == []
+
+
+def test_a_verb_that_changes_nothing_beside_another_program(tmp_path):
+    """Keeping the bytes is a look at the bucket, which shows the attributes of another program's file."""
+    bucket = MemoryStore()
+    bucket.put("file", b"one\n")
+    place = Place(tmp_path, ObjectStoreBackend(bucket, ttl=60))
+    with contextlib.closing(place):
+        place.backend.read("/file")
+        bucket.put("file", b"by another program\n")
+
+        def refuses():
+            place.backend.read("/file")
+            raise oserror(errno.EIO)
+
+        with pytest.raises(OSError):
+            place.steps.verb("delete", "remove", ("/file",), refuses, worked)
+        assert place.history.calls() == []
 
 
 def require_stamps(place, records):
