@@ -71,7 +71,7 @@ class Clock:
                 finer clocks.
         """
         with self._lock:
-            tick_ns = time.clock_gettime_ns(CLOCK_REALTIME_COARSE)
+            tick_ns = coarse_ns()
             if not tick_ns <= self._last_ns < tick_ns + STEP_NS:
                 self._last_ns, self._seen_ns = tick_ns, 0
             if exact or (finer and self._last_ns <= self._seen_ns):

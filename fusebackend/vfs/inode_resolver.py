@@ -101,7 +101,7 @@ class InodeResolver:
         view a file may have several, as rules have restricted it in different ways (`VARIANTS`)."""
         mask = NODES if any(route.is_ruled for route in family) else MAX_NODE
         known_as = [
-            route.index << NODE_BITS | bits for route in family for bits in (VARIANTS if route.is_ruled else (0,))
+            inode_number(route.index, bits) for route in family for bits in (VARIANTS if route.is_ruled else (0,))
         ]
         known = self.inodes.get
         return [node for node in nodes if not any(known(number | node & mask) for number in known_as)]
